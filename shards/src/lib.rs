@@ -1,1 +1,22 @@
-//! To be written.
+//! Model files in, OpenVINO stage graphs and a manifest out.
+//!
+//! [`shard::shard`] turns a model file into a **shard set**: a folder with one graph and one
+//! weight file per stage, the tokenizer, the chat template and `manifest.json`.
+//! [`shard_set::ShardSet`] opens such a folder and checks it. Nothing here runs a model, talks to
+//! a broker or needs OpenVINO.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::cast_lossless,
+    reason = "tensor code: block fields are narrow by format, sizes are checked where files are read"
+)]
+
+pub mod manifest;
+pub mod shard;
+pub mod shard_set;
+
+pub use manifest::{Manifest, WeightMode};
+pub use shard::{Progress, ShardError, ShardRequest, shard};
+pub use shard_set::{ShardSet, ShardSetError};

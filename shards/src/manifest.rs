@@ -1,0 +1,360 @@
+//! The manifest of a shard set: what the model is, how it was cut, and the hash of every file.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// The manifest's file name inside a shard set.
+pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// The manifest version that this library writes and reads.
+///
+/// 1: the first version.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// The longest model name, in bytes: it is one token of every subject.
+pub const MAX_MODEL_NAME_BYTES: usize = 64;
+
+/// How the source's weights are mapped to OpenVINO's compressed weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WeightMode {
+    /// Every weight keeps its exact value; fractional zero points go through a group-sum
+    /// correction.
+    #[default]
+    Exact,
+    /// Fractional zero points are re-quantised to eight bits per group of 32 or 16; everything
+    /// else is exact.
+    NearLossless,
+    /// Zero points are rounded to an integer of four bits, as `openvino_genai` does: the smallest
+    /// and fastest, and audibly a different model when the source has fractional zero points.
+    Compact,
+}
+
+impl WeightMode {
+    /// All modes, most faithful first.
+    pub const ALL: [Self; 3] = [Self::Exact, Self::NearLossless, Self::Compact];
+
+    /// The name used on the command line and in the manifest.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::NearLossless => "near-lossless",
+            Self::Compact => "compact",
+        }
+    }
+}
+
+impl fmt::Display for WeightMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for WeightMode {
+    type Err = ManifestError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|mode| mode.as_str() == s)
+            .ok_or_else(|| ManifestError::WeightMode { found: s.to_owned() })
+    }
+}
+
+/// The sizes of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelDims {
+    /// Transformer layers of the whole model.
+    pub n_layers: usize,
+    /// Width of the residual stream, which is what travels between stages.
+    pub hidden_dim: usize,
+    /// Query heads of a layer.
+    pub n_heads: usize,
+    /// Key and value heads of a layer.
+    pub n_kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Rows of the embedding table and of the logits.
+    pub vocab_size: usize,
+    /// The longest sequence that the model was made for, in tokens.
+    pub context_length: usize,
+}
+
+/// One file of a shard set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// A plain file name, relative to the shard set's folder.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256 in lower-case hexadecimal.
+    pub sha256: String,
+}
+
+/// One stage: a contiguous layer range and its files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageEntry {
+    /// Position in the pipeline, from 0.
+    pub index: usize,
+    /// The first layer, counted over the whole model.
+    pub first_layer: usize,
+    /// One past the last layer.
+    pub end_layer: usize,
+    /// This stage's estimated part of the decode time of the whole model, 0 to 1.
+    pub cost_share: f64,
+    /// The graph (OpenVINO IR).
+    pub xml: FileEntry,
+    /// The weights.
+    pub bin: FileEntry,
+}
+
+/// The files that turn text into tokens and back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextFiles {
+    /// The tokenizer, in the format of the `tokenizers` crate.
+    pub tokenizer: FileEntry,
+    /// The chat template (Jinja); absent if the source has none.
+    pub chat_template: Option<FileEntry>,
+}
+
+/// What `manifest.json` holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// See [`FORMAT_VERSION`].
+    pub format_version: u32,
+    /// The model's name on the wire: one subject token of `[a-z0-9_-]`.
+    pub model: String,
+    /// The architecture as the source names it, for example `llama`.
+    pub architecture: String,
+    /// SHA-256 over everything below and the architecture, see [`Manifest::content_fingerprint`].
+    pub fingerprint: String,
+    /// File name of the source, for people.
+    pub source: String,
+    /// How weights were mapped.
+    pub weights: WeightMode,
+    /// The model's sizes.
+    pub dims: ModelDims,
+    /// The token that starts a sequence, if the model uses one.
+    pub bos_id: Option<u32>,
+    /// The tokens that end generation (end of sequence, end of turn).
+    pub eos_ids: Vec<u32>,
+    /// The stages in pipeline order.
+    pub stages: Vec<StageEntry>,
+    /// Tokenizer and chat template.
+    pub text: TextFiles,
+}
+
+/// Why a manifest is not valid.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// Another format version.
+    #[error("format_version is {found}, this program reads version {expected}")]
+    Version {
+        /// What the manifest says.
+        found: u32,
+        /// What this library reads.
+        expected: u32,
+    },
+    /// The name cannot be a subject token.
+    #[error(
+        "model name {name:?} is not a subject token: use 1 to {MAX_MODEL_NAME_BYTES} \
+         characters of a-z, 0-9, '-' and '_'"
+    )]
+    ModelName {
+        /// The refused name.
+        name: String,
+    },
+    /// No such weight mode.
+    #[error("weight mode {found:?} is none of exact, near-lossless, compact")]
+    WeightMode {
+        /// The refused value.
+        found: String,
+    },
+    /// The stages do not cover the layers one after the other.
+    #[error(
+        "stage {stage} covers layers {first_layer}..{end_layer}, expected a non-empty range \
+         from layer {expected_first} within {n_layers} layers"
+    )]
+    Stages {
+        /// Position in the list.
+        stage: usize,
+        /// First layer found.
+        first_layer: usize,
+        /// End layer found.
+        end_layer: usize,
+        /// The end of the previous stage.
+        expected_first: usize,
+        /// Layers of the model.
+        n_layers: usize,
+    },
+    /// The stages end before the last layer, or there is none.
+    #[error("the {n_stages} stages end at layer {end_layer} of {n_layers}")]
+    StagesIncomplete {
+        /// Stages found.
+        n_stages: usize,
+        /// Where they end.
+        end_layer: usize,
+        /// Layers of the model.
+        n_layers: usize,
+    },
+    /// A file name that leaves the shard set's folder.
+    #[error("file name {name:?} is not a plain file name")]
+    FileName {
+        /// The refused name.
+        name: String,
+    },
+    /// The fingerprint does not belong to this content.
+    #[error("fingerprint is {found}, the content gives {expected}")]
+    Fingerprint {
+        /// What the manifest says.
+        found: String,
+        /// What its content gives.
+        expected: String,
+    },
+}
+
+impl Manifest {
+    /// Number of stages.
+    #[must_use]
+    pub fn n_stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// The fingerprint that this content gives: SHA-256 over the compact JSON of format version,
+    /// architecture, weight mode, dimensions, token ids, stages and text files.
+    ///
+    /// The model's name and the source's file name do not count: a renamed model stays the same
+    /// model.
+    #[must_use]
+    pub fn content_fingerprint(&self) -> String {
+        let content = serde_json::json!([
+            self.format_version,
+            self.architecture,
+            self.weights,
+            self.dims,
+            self.bos_id,
+            self.eos_ids,
+            self.stages
+                .iter()
+                .map(|s| serde_json::json!([s.first_layer, s.end_layer, s.xml, s.bin]))
+                .collect::<Vec<_>>(),
+            self.text,
+        ]);
+        hex(&Sha256::digest(content.to_string().as_bytes()))
+    }
+
+    /// Checks version, name, layer ranges, file names and fingerprint.
+    ///
+    /// # Errors
+    /// The first [`ManifestError`] found.
+    pub fn validate(&self) -> Result<(), ManifestError> {
+        if self.format_version != FORMAT_VERSION {
+            return Err(ManifestError::Version {
+                found: self.format_version,
+                expected: FORMAT_VERSION,
+            });
+        }
+        check_model_name(&self.model)?;
+        self.validate_stages()?;
+        let stage_files = self.stages.iter().flat_map(|s| [&s.xml, &s.bin]);
+        let text_files = [Some(&self.text.tokenizer), self.text.chat_template.as_ref()];
+        for file in stage_files.chain(text_files.into_iter().flatten()) {
+            check_file_name(&file.name)?;
+        }
+        let expected = self.content_fingerprint();
+        if self.fingerprint != expected {
+            return Err(ManifestError::Fingerprint { found: self.fingerprint.clone(), expected });
+        }
+        Ok(())
+    }
+
+    fn validate_stages(&self) -> Result<(), ManifestError> {
+        let n_layers = self.dims.n_layers;
+        let mut expected_first = 0;
+        for (stage, entry) in self.stages.iter().enumerate() {
+            let (first_layer, end_layer) = (entry.first_layer, entry.end_layer);
+            if entry.index != stage
+                || first_layer != expected_first
+                || end_layer <= first_layer
+                || end_layer > n_layers
+            {
+                return Err(ManifestError::Stages {
+                    stage,
+                    first_layer,
+                    end_layer,
+                    expected_first,
+                    n_layers,
+                });
+            }
+            expected_first = end_layer;
+        }
+        if self.stages.is_empty() || expected_first != n_layers {
+            return Err(ManifestError::StagesIncomplete {
+                n_stages: self.stages.len(),
+                end_layer: expected_first,
+                n_layers,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a model name is one subject token of `[a-z0-9_-]`.
+///
+/// # Errors
+/// [`ManifestError::ModelName`] if it is not.
+pub fn check_model_name(name: &str) -> Result<(), ManifestError> {
+    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
+    if name.is_empty() || name.len() > MAX_MODEL_NAME_BYTES || !name.bytes().all(legal) {
+        return Err(ManifestError::ModelName { name: name.to_owned() });
+    }
+    Ok(())
+}
+
+/// Turns any text, such as a file's stem, into a legal model name.
+///
+/// Letters become lower case, every run of other characters becomes one `-`. Text without a
+/// single legal character becomes `model`.
+#[must_use]
+pub fn model_name_from(text: &str) -> String {
+    let mut name = String::new();
+    for c in text.chars() {
+        let c = c.to_ascii_lowercase();
+        if c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' {
+            name.push(c);
+        } else if !name.ends_with('-') && !name.is_empty() {
+            name.push('-');
+        }
+    }
+    name.truncate(MAX_MODEL_NAME_BYTES);
+    let name = name.trim_end_matches('-');
+    if name.is_empty() { "model".to_owned() } else { name.to_owned() }
+}
+
+fn check_file_name(name: &str) -> Result<(), ManifestError> {
+    let plain = !name.is_empty()
+        && name != "."
+        && name != ".."
+        && !name.contains(['/', '\\', ':', '\0'])
+        && name != MANIFEST_FILE;
+    if plain { Ok(()) } else { Err(ManifestError::FileName { name: name.to_owned() }) }
+}
+
+/// Lower-case hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        // Writing to a String cannot fail.
+        write!(text, "{byte:02x}").ok();
+        text
+    })
+}

@@ -1,0 +1,212 @@
+//! Opens a shard set from disk and checks its files against the manifest.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::manifest::{self, FileEntry, MANIFEST_FILE, Manifest, ManifestError, StageEntry};
+
+/// Bytes read per turn while hashing: large enough that system calls do not count.
+const HASH_CHUNK_BYTES: usize = 1 << 20;
+
+/// A folder with a valid manifest.
+#[derive(Clone, Debug)]
+pub struct ShardSet {
+    /// The folder.
+    pub dir: PathBuf,
+    /// Its manifest.
+    pub manifest: Manifest,
+}
+
+/// The files of one stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageFiles {
+    /// The graph (OpenVINO IR).
+    pub xml: PathBuf,
+    /// The weights.
+    pub bin: PathBuf,
+}
+
+/// Why a shard set or one of its files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardSetError {
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// `manifest.json` is not the JSON that this version writes.
+    #[error("{} is not a manifest", path.display())]
+    Parse {
+        /// The manifest's path.
+        path: PathBuf,
+        /// Where and what.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The manifest contradicts itself or has another version.
+    #[error("{} is not valid", path.display())]
+    Invalid {
+        /// The manifest's path.
+        path: PathBuf,
+        /// The field.
+        #[source]
+        source: ManifestError,
+    },
+    /// The model has no such stage.
+    #[error("stage {stage} does not exist, the shard set has stages 0 to {}", n_stages - 1)]
+    NoSuchStage {
+        /// The stage asked for.
+        stage: usize,
+        /// Stages of the set.
+        n_stages: usize,
+    },
+    /// A file's size differs from the manifest.
+    #[error("{} has {found} bytes, the manifest says {expected}", path.display())]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that the manifest names.
+        expected: u64,
+        /// Bytes on disk.
+        found: u64,
+    },
+    /// A file's content differs from the manifest.
+    #[error("{} has SHA-256 {found}, the manifest says {expected}", path.display())]
+    Hash {
+        /// The file.
+        path: PathBuf,
+        /// The manifest's hash.
+        expected: String,
+        /// The file's hash.
+        found: String,
+    },
+}
+
+impl ShardSet {
+    /// Reads and validates `manifest.json` of a folder. No other file is touched.
+    ///
+    /// # Errors
+    /// [`ShardSetError::Read`], [`ShardSetError::Parse`] or [`ShardSetError::Invalid`].
+    pub fn open(dir: &Path) -> Result<Self, ShardSetError> {
+        let path = dir.join(MANIFEST_FILE);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(source) => return Err(ShardSetError::Read { path, source }),
+        };
+        // The version comes first: a later format may well have other fields.
+        #[derive(serde::Deserialize)]
+        struct Versioned {
+            format_version: u32,
+        }
+        let parsed = serde_json::from_slice::<Versioned>(&text).and_then(|versioned| {
+            if versioned.format_version == manifest::FORMAT_VERSION {
+                Ok(Ok(serde_json::from_slice::<Manifest>(&text)?))
+            } else {
+                Ok(Err(ManifestError::Version {
+                    found: versioned.format_version,
+                    expected: manifest::FORMAT_VERSION,
+                }))
+            }
+        });
+        let manifest = match parsed {
+            Ok(Ok(manifest)) => manifest,
+            Ok(Err(source)) => return Err(ShardSetError::Invalid { path, source }),
+            Err(source) => return Err(ShardSetError::Parse { path, source }),
+        };
+        match manifest.validate() {
+            Ok(()) => Ok(Self { dir: dir.to_owned(), manifest }),
+            Err(source) => Err(ShardSetError::Invalid { path, source }),
+        }
+    }
+
+    /// The manifest's entry of a stage.
+    ///
+    /// # Errors
+    /// [`ShardSetError::NoSuchStage`].
+    pub fn stage(&self, stage: usize) -> Result<&StageEntry, ShardSetError> {
+        let n_stages = self.manifest.n_stages();
+        self.manifest.stages.get(stage).ok_or(ShardSetError::NoSuchStage { stage, n_stages })
+    }
+
+    /// Paths of a stage's files. Nothing is checked: see [`ShardSet::verify_stage`].
+    ///
+    /// # Errors
+    /// [`ShardSetError::NoSuchStage`].
+    pub fn stage_files(&self, stage: usize) -> Result<StageFiles, ShardSetError> {
+        let entry = self.stage(stage)?;
+        Ok(StageFiles { xml: self.dir.join(&entry.xml.name), bin: self.dir.join(&entry.bin.name) })
+    }
+
+    /// Path of `tokenizer.json`.
+    #[must_use]
+    pub fn tokenizer_path(&self) -> PathBuf {
+        self.dir.join(&self.manifest.text.tokenizer.name)
+    }
+
+    /// Path of the chat template, if the model has one.
+    #[must_use]
+    pub fn chat_template_path(&self) -> Option<PathBuf> {
+        self.manifest.text.chat_template.as_ref().map(|file| self.dir.join(&file.name))
+    }
+
+    /// Checks size and SHA-256 of a stage's files. Reads them in full.
+    ///
+    /// # Errors
+    /// [`ShardSetError::NoSuchStage`], [`ShardSetError::Read`], [`ShardSetError::Size`] or
+    /// [`ShardSetError::Hash`].
+    pub fn verify_stage(&self, stage: usize) -> Result<(), ShardSetError> {
+        let entry = self.stage(stage)?;
+        verify_file(&self.dir, &entry.xml)?;
+        verify_file(&self.dir, &entry.bin)
+    }
+
+    /// Checks size and SHA-256 of the tokenizer and the chat template.
+    ///
+    /// # Errors
+    /// [`ShardSetError::Read`], [`ShardSetError::Size`] or [`ShardSetError::Hash`].
+    pub fn verify_text(&self) -> Result<(), ShardSetError> {
+        verify_file(&self.dir, &self.manifest.text.tokenizer)?;
+        self.manifest
+            .text
+            .chat_template
+            .as_ref()
+            .map_or(Ok(()), |file| verify_file(&self.dir, file))
+    }
+}
+
+fn verify_file(dir: &Path, entry: &FileEntry) -> Result<(), ShardSetError> {
+    let path = dir.join(&entry.name);
+    match hash_file(&path) {
+        Err(source) => Err(ShardSetError::Read { path, source }),
+        Ok((found, _)) if found != entry.bytes => {
+            Err(ShardSetError::Size { path, expected: entry.bytes, found })
+        }
+        Ok((_, found)) if found != entry.sha256 => {
+            Err(ShardSetError::Hash { path, expected: entry.sha256.clone(), found })
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+fn hash_file(path: &Path) -> io::Result<(u64, String)> {
+    let mut file = File::open(path)?;
+    let mut hash = Sha256::new();
+    let mut chunk = vec![0; HASH_CHUNK_BYTES];
+    let mut bytes = 0;
+    loop {
+        match file.read(&mut chunk)? {
+            0 => return Ok((bytes, manifest::hex(&hash.finalize()))),
+            n => {
+                hash.update(&chunk[..n]);
+                bytes += n as u64;
+            }
+        }
+    }
+}
