@@ -1,0 +1,171 @@
+//! The contract between a stage's inference thread and whatever runs the shard.
+//!
+//! One verb moves a session: *truncate to `start_pos`, then append these rows*. It is idempotent,
+//! so rewind, replay, duplicates and stale speculation need no other.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Key of a session within one backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionKey(pub u64);
+
+impl fmt::Display for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// How the rows of a step run; a row always takes the same path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RowPath {
+    /// Prompt rows: one multi-token sequence.
+    Prefill,
+    /// Generated and drafted rows: one-token sequences where the backend tells them apart.
+    Decode,
+}
+
+/// What enters a stage.
+#[derive(Debug, Clone, Copy)]
+pub enum StageInput<'a> {
+    /// Token ids, for the first stage.
+    Tokens(&'a [u32]),
+    /// Hidden states `[n_rows, hidden_dim]`, row-major, for the later stages.
+    Hidden(&'a [f32]),
+}
+
+/// Rows of one session in a micro-batch.
+#[derive(Debug, Clone, Copy)]
+pub struct StepRows<'a> {
+    /// The session; it must be open.
+    pub session: SessionKey,
+    /// Position of the first row, in tokens, at most the session's current length.
+    pub start_pos: usize,
+    /// How the rows run.
+    pub path: RowPath,
+    /// The rows; at least one.
+    pub input: StageInput<'a>,
+    /// Rows whose logits are wanted, ascending; only the last stage looks at it.
+    pub wanted: &'a [u32],
+}
+
+/// What leaves a stage, borrowed from the backend for the length of the call.
+#[derive(Debug, Clone, Copy)]
+pub enum StageOutput<'a> {
+    /// Hidden states `[n_rows, hidden_dim]`, row-major.
+    Hidden(&'a [f32]),
+    /// Logits of the wanted rows `[n_wanted, vocab_size]`, row-major.
+    Logits(&'a [f32]),
+}
+
+/// Outcome of one step.
+#[derive(Debug)]
+pub struct StepDone<'a> {
+    /// Index of the step in the micro-batch.
+    pub index: usize,
+    /// Output, or why this step alone failed; the session then keeps its state from before.
+    pub output: Result<StageOutput<'a>, StepError>,
+    /// Inference time of the call that ran the step.
+    pub infer_time: Duration,
+}
+
+/// Memory and length of the sessions of a backend.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KvUse {
+    /// Open sessions.
+    pub n_sessions: usize,
+    /// Positions held, in tokens, masked ones included.
+    pub tokens: u64,
+    /// Of these, positions that a rewind has masked out.
+    pub masked_tokens: u64,
+    /// Memory of the KV caches, in bytes.
+    pub bytes: u64,
+}
+
+/// Why one step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// The session is not open here.
+    #[error("session {session} is not open on this stage")]
+    UnknownSession {
+        /// The session.
+        session: SessionKey,
+    },
+    /// The step starts behind the end of the session.
+    #[error("session {session} holds {kv_len} positions, the step starts at {start_pos}")]
+    Gap {
+        /// The session.
+        session: SessionKey,
+        /// Positions held.
+        kv_len: usize,
+        /// Start asked for.
+        start_pos: usize,
+    },
+    /// The step would pass the context length of the model.
+    #[error("session {session} would reach {len} positions, the context holds {limit}")]
+    ContextFull {
+        /// The session.
+        session: SessionKey,
+        /// Length that the step would reach.
+        len: usize,
+        /// Context length.
+        limit: usize,
+    },
+    /// The rows do not have the form that this stage takes.
+    #[error("{what}: expected {expected}, found {found}")]
+    Shape {
+        /// Which property of the rows.
+        what: &'static str,
+        /// What this stage takes.
+        expected: usize,
+        /// What came.
+        found: usize,
+    },
+    /// A token id is outside the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocab_size}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// The runtime failed.
+    #[error("inference failed")]
+    Runtime(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Why a session could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No room for another session.
+    #[error("{n_sessions} sessions are open, at most {max_sessions} fit")]
+    Full {
+        /// Sessions open.
+        n_sessions: usize,
+        /// Limit.
+        max_sessions: usize,
+    },
+    /// The runtime failed.
+    #[error("session could not be created")]
+    Runtime(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Runs one stage. It lives on one thread: methods take `&mut self` and block.
+pub trait Backend: Send {
+    /// Opens a session and returns the length of its prefix that is already cached, in tokens.
+    /// A session that is open already keeps its cache and returns its length.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is opened then.
+    fn open(&mut self, session: SessionKey, max_len: usize) -> Result<usize, OpenError>;
+
+    /// Ends a session and frees its memory; unknown sessions are ignored.
+    fn close(&mut self, session: SessionKey);
+
+    /// Runs the steps of one micro-batch and reports each to `done` as soon as its result exists,
+    /// exactly once per step, in any order. At most one step per session.
+    fn run(&mut self, steps: &[StepRows<'_>], done: &mut dyn FnMut(StepDone<'_>));
+
+    /// Reports memory and lengths.
+    fn kv_use(&self) -> KvUse;
+}

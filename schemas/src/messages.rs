@@ -1,0 +1,7 @@
+//! The messages, one module per conversation.
+
+pub mod control;
+pub mod fleet;
+pub mod forward;
+pub mod head;
+pub mod public;

@@ -1,0 +1,89 @@
+//! Requests on a worker's control subject and their answers.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ErrorReply;
+use crate::ids::{CoordinatorId, Epoch, SessionId, WorkerId};
+use crate::messages::fleet::WorkerLoad;
+use crate::version::MessageVersion;
+
+/// A request to a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Control {
+    /// Version of this message.
+    pub version: MessageVersion,
+    /// What is asked.
+    pub action: ControlAction,
+}
+
+/// What is asked of a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ControlAction {
+    /// Make a session, or raise the epoch of one that exists.
+    Open(Open),
+    /// End a session and free its KV cache; unknown sessions are no error.
+    Close(Close),
+    /// Take no new sessions; leave when the running ones have ended.
+    Drain,
+    /// Report load.
+    Stats,
+}
+
+/// Makes a session on one stage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Open {
+    /// The session.
+    pub session: SessionId,
+    /// Fencing number; steps of a lower epoch are refused from then on.
+    pub epoch: Epoch,
+    /// Coordinator that gets the head rows and the faults.
+    pub coordinator: CoordinatorId,
+    /// Worker of every stage, by stage index.
+    pub route: Vec<WorkerId>,
+    /// Fingerprint of the shard set that the coordinator works with.
+    pub fingerprint: String,
+    /// Most tokens that the session can reach (prompt and output), for admission by KV memory.
+    pub max_len: u32,
+}
+
+/// Ends a session on one stage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Close {
+    /// The session.
+    pub session: SessionId,
+    /// Epoch of the closer; a lower one than the session's is ignored.
+    pub epoch: Epoch,
+}
+
+/// The answer to a [`Control`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ControlReply {
+    /// Version of this message.
+    pub version: MessageVersion,
+    /// The outcome.
+    pub outcome: ControlOutcome,
+}
+
+/// The outcome of a [`Control`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ControlOutcome {
+    /// The session exists at this epoch; its first `cached_len` positions are already cached.
+    Opened {
+        /// Cached prefix, in tokens.
+        cached_len: u32,
+    },
+    /// The session is gone.
+    Closed,
+    /// The worker drains.
+    Draining,
+    /// Load of the worker.
+    Stats(WorkerLoad),
+    /// The request failed.
+    Failed(ErrorReply),
+}

@@ -1,0 +1,103 @@
+//! Announcements: who is there, with what load.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{CoordinatorId, ModelName, StageIndex, WorkerId};
+use crate::version::MessageVersion;
+
+/// Whether a worker takes sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerState {
+    /// Takes new sessions.
+    Ready,
+    /// Finishes its sessions and takes no new ones.
+    Draining,
+    /// Gone after this message.
+    Leaving,
+}
+
+/// Load of a worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerLoad {
+    /// Sessions held.
+    pub n_sessions: u32,
+    /// Sessions that fit.
+    pub max_sessions: u32,
+    /// Steps that wait for inference.
+    pub queue_depth: u32,
+    /// Positions held in KV caches, masked ones included, in tokens.
+    pub kv_tokens: u64,
+    /// Memory of the KV caches, in bytes.
+    pub kv_bytes: u64,
+    /// Steps completed since the start; a worker whose number stands still while its queue is
+    /// not empty is wedged.
+    pub steps_completed: u64,
+    /// Smoothed inference time of a decode micro-batch, in microseconds; 0 before the first.
+    pub decode_us: u32,
+    /// Smoothed inference time of one prefill row, in microseconds; 0 before the first.
+    pub prefill_row_us: u32,
+}
+
+/// A worker's announcement, sent at a fixed interval, on every change of state and when probed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerAnnouncement {
+    /// Version of this message.
+    pub version: MessageVersion,
+    /// The worker.
+    pub worker: WorkerId,
+    /// Model served.
+    pub model: ModelName,
+    /// Fingerprint of the shard set.
+    pub fingerprint: String,
+    /// Stage served.
+    pub stage: StageIndex,
+    /// Number of stages of the shard set.
+    pub n_stages: u16,
+    /// First layer of the stage.
+    pub first_layer: u32,
+    /// Layer after the last one of the stage.
+    pub end_layer: u32,
+    /// Device that runs it, as given to the runtime.
+    pub device: String,
+    /// Numerics profile.
+    pub profile: String,
+    /// Name of the host, for people.
+    pub host: String,
+    /// Whether it takes sessions.
+    pub state: WorkerState,
+    /// Interval of announcements, in milliseconds; three missed ones mean dead.
+    pub interval_ms: u32,
+    /// Load.
+    pub load: WorkerLoad,
+}
+
+/// A coordinator's announcement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CoordinatorAnnouncement {
+    /// Version of this message.
+    pub version: MessageVersion,
+    /// The coordinator.
+    pub coordinator: CoordinatorId,
+    /// Model served.
+    pub model: ModelName,
+    /// Fingerprint of the shard set.
+    pub fingerprint: String,
+    /// Number of stages it drives.
+    pub n_stages: u16,
+    /// Name of the host, for people.
+    pub host: String,
+    /// False once it drains.
+    pub accepting: bool,
+    /// Interval of announcements, in milliseconds.
+    pub interval_ms: u32,
+    /// Sessions that run.
+    pub n_sessions: u32,
+    /// Requests finished since the start.
+    pub requests_done: u64,
+    /// Tokens emitted since the start.
+    pub tokens_out: u64,
+}

@@ -1,0 +1,148 @@
+//! The public contract: a prompt request and the events that answer it.
+//!
+//! JSON or MessagePack, told apart by the `Content-Type` header, else by the first byte.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ErrorClass;
+use crate::ids::RequestId;
+
+/// One message of a chat.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChatMessage {
+    /// `system`, `user`, `assistant` or what the model's template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+/// A request. Exactly one of `messages`, `prompt` and `tokens` is given.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PromptRequest {
+    /// Name for the request, unique per client; made up when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<RequestId>,
+    /// A chat, rendered by the model's template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub messages: Option<Vec<ChatMessage>>,
+    /// Raw text, tokenised as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
+    /// Token ids, used as they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Vec<u32>>,
+    /// Most tokens to generate; the coordinator's default when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u32>,
+    /// Sampling temperature; absent or 0 is greedy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f32>,
+    /// Nucleus sampling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f32>,
+    /// Keeps the k most likely tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    /// Keeps tokens at least this likely, relative to the most likely one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f32>,
+    /// Seed of the sampling noise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Texts that end the output; they are not part of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop: Vec<String>,
+    /// Log-probabilities of the chosen tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<bool>,
+    /// False: only `accepted` and `done` come, and `done` carries the whole text and tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream: Option<bool>,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// An end token or a stop string.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+    /// The client cancelled.
+    Cancelled,
+}
+
+/// What a request used.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated, an end token included.
+    pub completion_tokens: u32,
+}
+
+/// How long a request took.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timings {
+    /// From arrival to the first step, in milliseconds.
+    pub queue_ms: f64,
+    /// From arrival to the first token, in milliseconds.
+    pub ttft_ms: f64,
+    /// Tokens per second after the first token; 0 with fewer than two tokens.
+    pub decode_tok_s: f64,
+    /// From arrival to the end, in milliseconds.
+    pub total_ms: f64,
+    /// Mean inference time of a decode step on each stage, in milliseconds.
+    pub stage_infer_ms: Vec<f64>,
+    /// Mean of a decode step's round trip less the inference of all stages, in milliseconds.
+    pub overhead_ms: f64,
+}
+
+/// One event of the answer. The stream ends with `done` or `error`, then an empty message.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The request is valid and has a session.
+    Accepted {
+        /// Name of the request.
+        request_id: RequestId,
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+    },
+    /// New text.
+    Token {
+        /// Number of the event, from 0 without gaps.
+        i: u64,
+        /// Text that became final: never half a character, never part of a stop string.
+        text: String,
+        /// Tokens since the last event; they may be ahead of the text.
+        tokens: Vec<u32>,
+    },
+    /// The end.
+    Done {
+        /// Why.
+        finish_reason: FinishReason,
+        /// What it used.
+        usage: Usage,
+        /// How long it took.
+        timings: Timings,
+        /// The whole text, if the request did not stream.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        text: Option<String>,
+        /// All tokens, if the request did not stream.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tokens: Option<Vec<u32>>,
+    },
+    /// The end by a failure.
+    Error {
+        /// Kind of failure.
+        class: ErrorClass,
+        /// What failed and what to do.
+        message: String,
+        /// When a retry is sensible.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_after_ms: Option<u64>,
+    },
+}

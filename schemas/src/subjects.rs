@@ -1,0 +1,214 @@
+//! Subjects, built and parsed here only.
+//!
+//! ```text
+//! stagebus.v1.<model>.prompt                                public: requests
+//! stagebus.v1.<model>.cancel.<request>                      public: end a request
+//! stagebus.v1.<model>.stage.<k>.<worker>.step               forward messages for a worker
+//! stagebus.v1.<model>.stage.<k>.<worker>.ctl                control requests for a worker
+//! stagebus.v1.<model>.head.<coordinator>                    head rows and faults
+//! stagebus.v1.<model>.lost.<coordinator>.<session>.<epoch>.<step>.<stage>   no-responders answers
+//! stagebus.v1.<model>.fleet.<k>.<worker>                    worker announcements
+//! stagebus.v1.<model>.fleet.coordinator.<coordinator>       coordinator announcements
+//! stagebus.v1.<model>.probe                                 asks everybody to announce itself now
+//! ```
+
+use crate::ids::{
+    CoordinatorId, Epoch, IdError, ModelName, RequestId, SessionId, StageIndex, StepNumber,
+    WorkerId,
+};
+
+/// Queue group of the coordinators on the prompt subject.
+pub const COORDINATOR_QUEUE: &str = "coordinator";
+
+const ROOT: &str = "stagebus.v1";
+
+/// The subjects of one model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subjects {
+    prefix: String,
+}
+
+impl Subjects {
+    /// Makes the subjects of a model.
+    #[must_use]
+    pub fn new(model: &ModelName) -> Self {
+        Self { prefix: format!("{ROOT}.{model}") }
+    }
+
+    /// Public requests.
+    #[must_use]
+    pub fn prompt(&self) -> String {
+        format!("{}.prompt", self.prefix)
+    }
+
+    /// Ends a request.
+    #[must_use]
+    pub fn cancel(&self, request: &RequestId) -> String {
+        format!("{}.cancel.{request}", self.prefix)
+    }
+
+    /// All cancellations.
+    #[must_use]
+    pub fn cancel_all(&self) -> String {
+        format!("{}.cancel.*", self.prefix)
+    }
+
+    /// Forward messages for a worker.
+    #[must_use]
+    pub fn step(&self, stage: StageIndex, worker: &WorkerId) -> String {
+        format!("{}.stage.{stage}.{worker}.step", self.prefix)
+    }
+
+    /// Control requests for a worker.
+    #[must_use]
+    pub fn control(&self, stage: StageIndex, worker: &WorkerId) -> String {
+        format!("{}.stage.{stage}.{worker}.ctl", self.prefix)
+    }
+
+    /// Head rows for a coordinator.
+    #[must_use]
+    pub fn head(&self, coordinator: &CoordinatorId) -> String {
+        format!("{}.head.{coordinator}", self.prefix)
+    }
+
+    /// Reply subject of one step: the broker answers here when nobody hears the step.
+    #[must_use]
+    pub fn lost(&self, coordinator: &CoordinatorId, lost: &LostStep) -> String {
+        let LostStep { session, epoch, step, stage } = lost;
+        format!("{}.lost.{coordinator}.{session}.{epoch}.{step}.{stage}", self.prefix)
+    }
+
+    /// All no-responders answers for a coordinator.
+    #[must_use]
+    pub fn lost_all(&self, coordinator: &CoordinatorId) -> String {
+        format!("{}.lost.{coordinator}.>", self.prefix)
+    }
+
+    /// Announcements of a worker.
+    #[must_use]
+    pub fn worker(&self, stage: StageIndex, worker: &WorkerId) -> String {
+        format!("{}.fleet.{stage}.{worker}", self.prefix)
+    }
+
+    /// Announcements of a coordinator.
+    #[must_use]
+    pub fn coordinator(&self, coordinator: &CoordinatorId) -> String {
+        format!("{}.fleet.coordinator.{coordinator}", self.prefix)
+    }
+
+    /// All announcements.
+    #[must_use]
+    pub fn fleet_all(&self) -> String {
+        format!("{}.fleet.>", self.prefix)
+    }
+
+    /// Asks everybody to announce itself now.
+    #[must_use]
+    pub fn probe(&self) -> String {
+        format!("{}.probe", self.prefix)
+    }
+
+    /// Parses a subject of this model.
+    ///
+    /// # Errors
+    /// [`SubjectError`] if the subject belongs to another model or is none of ours.
+    pub fn parse(&self, subject: &str) -> Result<Subject, SubjectError> {
+        let unknown = || SubjectError::Unknown { subject: subject.to_owned() };
+        let rest = subject
+            .strip_prefix(self.prefix.as_str())
+            .and_then(|rest| rest.strip_prefix('.'))
+            .ok_or_else(unknown)?;
+        let tokens: Vec<&str> = rest.split('.').collect();
+        match tokens.as_slice() {
+            ["prompt"] => Ok(Subject::Prompt),
+            ["probe"] => Ok(Subject::Probe),
+            ["cancel", request] => Ok(Subject::Cancel(RequestId::new(*request)?)),
+            ["stage", stage, worker, "step"] => {
+                Ok(Subject::Step(parse_stage(stage)?, WorkerId::new(*worker)?))
+            }
+            ["stage", stage, worker, "ctl"] => {
+                Ok(Subject::Control(parse_stage(stage)?, WorkerId::new(*worker)?))
+            }
+            ["head", coordinator] => Ok(Subject::Head(CoordinatorId::new(*coordinator)?)),
+            ["fleet", "coordinator", coordinator] => {
+                Ok(Subject::Coordinator(CoordinatorId::new(*coordinator)?))
+            }
+            ["fleet", stage, worker] => {
+                Ok(Subject::Worker(parse_stage(stage)?, WorkerId::new(*worker)?))
+            }
+            ["lost", coordinator, session, epoch, step, stage] => {
+                let session = (session.len() == 16)
+                    .then(|| u64::from_str_radix(session, 16).ok())
+                    .flatten()
+                    .ok_or_else(unknown)?;
+                Ok(Subject::Lost(
+                    CoordinatorId::new(*coordinator)?,
+                    LostStep {
+                        session: SessionId::from_u64(session),
+                        epoch: Epoch::new(epoch.parse().map_err(SubjectError::Number)?),
+                        step: StepNumber::new(step.parse().map_err(SubjectError::Number)?),
+                        stage: parse_stage(stage)?,
+                    },
+                ))
+            }
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// A step that nobody heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostStep {
+    /// The session.
+    pub session: SessionId,
+    /// Fencing number.
+    pub epoch: Epoch,
+    /// Number of the step.
+    pub step: StepNumber,
+    /// Stage that the step was for.
+    pub stage: StageIndex,
+}
+
+/// A parsed subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// Public requests.
+    Prompt,
+    /// Asks everybody to announce itself.
+    Probe,
+    /// Ends a request.
+    Cancel(RequestId),
+    /// Forward messages for a worker.
+    Step(StageIndex, WorkerId),
+    /// Control requests for a worker.
+    Control(StageIndex, WorkerId),
+    /// Head rows for a coordinator.
+    Head(CoordinatorId),
+    /// A no-responders answer.
+    Lost(CoordinatorId, LostStep),
+    /// Announcements of a worker.
+    Worker(StageIndex, WorkerId),
+    /// Announcements of a coordinator.
+    Coordinator(CoordinatorId),
+}
+
+/// Why a subject is not one of a model's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubjectError {
+    /// No subject of this model has this form.
+    #[error("subject {subject:?} is none of this model's")]
+    Unknown {
+        /// The subject.
+        subject: String,
+    },
+    /// A token is not a valid id.
+    #[error("subject token is not valid")]
+    Id(#[from] IdError),
+    /// A token is not a number.
+    #[error("subject token is not a number")]
+    Number(#[source] std::num::ParseIntError),
+}
+
+fn parse_stage(token: &str) -> Result<StageIndex, SubjectError> {
+    token.parse().map(StageIndex::new).map_err(SubjectError::Number)
+}

@@ -1,0 +1,27 @@
+//! The version that every internal message carries.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the internal messages; a change of any field or variant raises it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MessageVersion(u16);
+
+impl MessageVersion {
+    /// First version: open/close/drain/stats, forward steps, head rows, announcements.
+    pub const V1: Self = Self(1);
+    /// The version that this build writes and accepts.
+    pub const CURRENT: Self = Self::V1;
+
+    /// Returns the number as it stands on the wire.
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+}
+
+impl std::fmt::Display for MessageVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
