@@ -13,6 +13,7 @@
     reason = "tensor code: block fields are narrow by format, sizes are checked where files are read"
 )]
 
+pub mod gguf;
 pub mod manifest;
 pub mod shard;
 pub mod shard_set;
