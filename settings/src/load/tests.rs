@@ -1,0 +1,200 @@
+//! Tests of the layers and of the messages.
+
+use std::error::Error;
+use std::io::Write;
+
+use serde::{Deserialize, Serialize};
+
+use super::*;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Worker {
+    stage: u32,
+    device: String,
+    share: f32,
+    resume: bool,
+    cpus: Vec<u32>,
+    limit: Option<u64>,
+    kv: Kv,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Kv {
+    blocks: u32,
+    precision: Precision,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Precision {
+    #[default]
+    U8,
+    Bf16,
+}
+
+impl Default for Worker {
+    fn default() -> Self {
+        Self {
+            stage: 0,
+            device: "CPU".to_owned(),
+            share: 0.5,
+            resume: true,
+            cpus: vec![],
+            limit: None,
+            kv: Kv::default(),
+        }
+    }
+}
+
+/// Loads with the given layers; `file` is TOML text.
+fn layered(
+    file: &str,
+    variables: &[(&str, &str)],
+    flags: &[&str],
+) -> Result<Settings<Worker>, SettingsError> {
+    let mut toml = tempfile::Builder::new().suffix(".toml").tempfile().expect("temporary file");
+    toml.write_all(file.as_bytes()).expect("write");
+    let variables =
+        variables.iter().map(|&(name, text)| (name.to_owned(), text.to_owned())).collect();
+    let mut overrides = Overrides::default();
+    for flag in flags {
+        overrides.assign(flag)?;
+    }
+    load_layers("worker", Some(toml.path()), variables, &overrides)
+}
+
+/// Asserts that the settings are refused, for the key and origin given, and returns the message
+/// with its cause.
+fn refused(
+    file: &str,
+    variables: &[(&str, &str)],
+    flags: &[&str],
+    expect_key: &str,
+    expect_origin: &str,
+) -> String {
+    let error = layered(file, variables, flags).expect_err("must be refused");
+    match &error {
+        SettingsError::WrongValue { key, origin, .. }
+        | SettingsError::UnknownKey { key, origin, .. } => {
+            assert_eq!(key, expect_key, "{error}");
+            assert!(origin.contains(expect_origin), "{error}");
+        }
+        other => panic!("unexpected error {other:?}"),
+    }
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+#[test]
+fn each_layer_wins_over_the_one_before() {
+    let file = "[worker]\nstage = 1\ndevice = \"GPU\"\ncpus = [1, 2]\n[worker.kv]\nblocks = 7\n";
+    let settings = layered(file, &[], &[]).expect("file");
+    assert_eq!((settings.process.stage, settings.process.device.as_str()), (1, "GPU"));
+    assert_eq!(settings.process.kv, Kv { blocks: 7, precision: Precision::U8 });
+
+    let variables = [
+        ("STAGEBUS_WORKER__STAGE", "2"),
+        ("STAGEBUS_WORKER__KV__PRECISION", "bf16"),
+        ("STAGEBUS_WORKER__CPUS", "[3]"),
+        ("STAGEBUS_WORKER__LIMIT", "9"),
+        ("STAGEBUS_WORKER__RESUME", "false"),
+        ("STAGEBUS_BROKER__URL", "nats://127.0.0.1:9"),
+    ];
+    let settings = layered(file, &variables, &[]).expect("variables");
+    assert_eq!(settings.process.stage, 2);
+    assert_eq!(settings.process.device, "GPU");
+    assert_eq!(settings.process.kv, Kv { blocks: 7, precision: Precision::Bf16 });
+    assert_eq!(settings.process.cpus, [3]);
+    assert_eq!(settings.process.limit, Some(9));
+    assert!(!settings.process.resume);
+    assert_eq!(settings.broker.url, "nats://127.0.0.1:9");
+
+    let flags = ["worker.stage=3", "worker.cpus=[4,5]", "worker.share=0.25"];
+    let settings = layered(file, &variables, &flags).expect("flags");
+    assert_eq!(settings.process.stage, 3);
+    assert_eq!(settings.process.cpus, [4, 5]);
+    assert!((settings.process.share - 0.25).abs() < f32::EPSILON);
+}
+
+#[test]
+fn text_that_looks_like_a_number_stays_text() {
+    let settings = layered("", &[("STAGEBUS_WORKER__DEVICE", "10")], &[]).expect("text");
+    assert_eq!(settings.process.device, "10");
+}
+
+#[test]
+fn a_wrong_value_names_key_value_and_source() {
+    let text = refused("[worker]\nstage = \"two\"", &[], &[], "worker.stage", ".toml");
+    assert!(text.contains("two") && text.contains("integer"), "{text}");
+    let text =
+        refused("", &[("STAGEBUS_WORKER__STAGE", "x1")], &[], "worker.stage", "WORKER__STAGE");
+    assert!(text.contains("x1"), "{text}");
+    let text = refused("", &[], &["worker.kv.precision=f8"], "worker.kv.precision", "--set");
+    assert!(text.contains("f8"), "{text}");
+    refused("[worker]\nstage = 1.5", &[], &[], "worker.stage", ".toml");
+    refused("[worker]\nresume = 3", &[], &[], "worker.resume", ".toml");
+    refused("[worker]\nstage = -1", &[], &[], "worker.stage", ".toml");
+    refused("[worker]\nkv = 3", &[], &[], "worker.kv", ".toml");
+    refused("[worker]\nstage = {a = 1}", &[], &[], "worker.stage", ".toml");
+    refused("", &[], &["worker.cpus=[1,"], "worker.cpus", "--set");
+    refused("", &[], &["worker.cpus=[1,\"b\"]"], "worker.cpus[1]", "--set");
+    refused("[log]\nformat = \"xml\"", &[], &[], "log.format", ".toml");
+}
+
+#[test]
+fn an_unknown_key_names_the_known_ones() {
+    let text = refused("[worker]\nstages = 1", &[], &[], "worker.stages", ".toml");
+    assert!(text.contains("stage"), "{text}");
+    refused("", &[], &["worker.kv.block=1"], "worker.kv.block", "--set");
+    refused("", &[("STAGEBUS_BROKER__URI", "x")], &[], "broker.uri", "BROKER__URI");
+    let text = refused("[wroker]\nstage = 1", &[], &[], "wroker", ".toml");
+    assert!(text.contains("[worker]"), "{text}");
+}
+
+#[test]
+fn other_processes_tables_are_left_alone() {
+    let file = "[coordinator]\nanything = 1\n[worker]\nstage = 4\n";
+    let variables = [("STAGEBUS_GATEWAY__PORT", "80"), ("STAGEBUS_BIN", "/bin/true")];
+    assert_eq!(layered(file, &variables, &[]).expect("loads").process.stage, 4);
+}
+
+#[test]
+fn an_unknown_variable_is_refused() {
+    for name in ["STAGEBUS_WROKER__STAGE", "STAGEBUS_STAGE", "STAGEBUS_WORKER"] {
+        assert!(matches!(layered("", &[(name, "1")], &[]),
+                Err(SettingsError::UnknownVariable { name: found }) if found == name));
+    }
+}
+
+#[test]
+fn the_short_variable_sets_the_log_level() {
+    let short = ("STAGEBUS_LOG", "debug");
+    assert_eq!(layered("", &[short], &[]).expect("loads").log.level, "debug");
+    let settings = layered("", &[short, ("STAGEBUS_LOG__LEVEL", "warn")], &[]).expect("loads");
+    assert_eq!(settings.log.level, "warn");
+}
+
+#[test]
+fn secrets_are_not_repeated() {
+    let text = refused("[broker]\ntoken = [\"hunter2\"]", &[], &[], "broker.token", ".toml");
+    assert!(!text.contains("hunter2"), "{text}");
+    let settings = layered("", &[], &["broker.token=[hunter2"]).expect("taken literally");
+    assert_eq!(settings.broker.token.as_ref().map(crate::Secret::expose), Some("[hunter2"));
+    assert!(!format!("{settings:?}").contains("hunter2"));
+}
+
+#[test]
+fn an_unreadable_file_is_named() {
+    let overrides = Overrides::default();
+    let missing = Path::new("does-not-exist.toml");
+    assert!(matches!(
+        load_layers::<Worker>("worker", Some(missing), vec![], &overrides),
+        Err(SettingsError::File { path, .. }) if path == missing
+    ));
+    assert!(matches!(layered("[worker", &[], &[]), Err(SettingsError::File { .. })));
+    assert!(matches!(layered("", &[], &["stage=1"]), Err(SettingsError::Assignment { .. })));
+}
