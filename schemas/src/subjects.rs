@@ -22,6 +22,9 @@ pub const COORDINATOR_QUEUE: &str = "coordinator";
 
 const ROOT: &str = "stagebus.v1";
 
+/// All announcements of all models, for those who look for a model without knowing its name.
+pub const ANY_FLEET: &str = "stagebus.v1.*.fleet.>";
+
 /// The subjects of one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subjects {
@@ -33,6 +36,20 @@ impl Subjects {
     #[must_use]
     pub fn new(model: &ModelName) -> Self {
         Self { prefix: format!("{ROOT}.{model}") }
+    }
+
+    /// Makes the subjects of the model that a subject belongs to.
+    ///
+    /// # Errors
+    /// [`SubjectError`] if the subject is none of ours.
+    pub fn of(subject: &str) -> Result<Self, SubjectError> {
+        let unknown = || SubjectError::Unknown { subject: subject.to_owned() };
+        let rest = subject
+            .strip_prefix(ROOT)
+            .and_then(|rest| rest.strip_prefix('.'))
+            .ok_or_else(unknown)?;
+        let (model, _) = rest.split_once('.').ok_or_else(unknown)?;
+        Ok(Self::new(&ModelName::new(model)?))
     }
 
     /// Public requests.
@@ -211,4 +228,22 @@ pub enum SubjectError {
 
 fn parse_stage(token: &str) -> Result<StageIndex, SubjectError> {
     token.parse().map(StageIndex::new).map_err(SubjectError::Number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_of_a_subject_is_found() {
+        let model = ModelName::new("m-1").expect("a valid name");
+        let subjects = Subjects::new(&model);
+        let worker = WorkerId::random(StageIndex::FIRST);
+        let found = Subjects::of(&subjects.worker(StageIndex::FIRST, &worker)).expect("ours");
+        assert_eq!(found, subjects);
+        for other in ["", "stagebus.v1", "stagebus.v1.m", "other.v1.m.prompt", "stagebus.v1..prompt"]
+        {
+            assert!(Subjects::of(other).is_err(), "{other}");
+        }
+    }
 }
