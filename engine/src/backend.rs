@@ -25,15 +25,6 @@ pub enum RowPath {
     Decode,
 }
 
-/// What enters a stage.
-#[derive(Debug, Clone, Copy)]
-pub enum StageInput<'a> {
-    /// Token ids, for the first stage.
-    Tokens(&'a [u32]),
-    /// Hidden states `[n_rows, hidden_dim]`, row-major, for the later stages.
-    Hidden(&'a [f32]),
-}
-
 /// Rows of one session in a micro-batch.
 #[derive(Debug, Clone, Copy)]
 pub struct StepRows<'a> {
@@ -43,8 +34,11 @@ pub struct StepRows<'a> {
     pub start_pos: usize,
     /// How the rows run.
     pub path: RowPath,
-    /// The rows; at least one.
-    pub input: StageInput<'a>,
+    /// Token id of each row; at least one. The first stage embeds them, every stage knows its
+    /// cached prefix by them.
+    pub tokens: &'a [u32],
+    /// Hidden states `[n_rows, hidden_dim]`, row-major, for the later stages; none for the first.
+    pub hidden: Option<&'a [f32]>,
     /// Rows whose logits are wanted, ascending; only the last stage looks at it.
     pub wanted: &'a [u32],
 }
@@ -63,7 +57,8 @@ pub enum StageOutput<'a> {
 pub struct StepDone<'a> {
     /// Index of the step in the micro-batch.
     pub index: usize,
-    /// Output, or why this step alone failed; the session then keeps its state from before.
+    /// Output, or why this step alone failed; the session then keeps its state from before, except
+    /// after [`StepError::Runtime`].
     pub output: Result<StageOutput<'a>, StepError>,
     /// Inference time of the call that ran the step.
     pub infer_time: Duration,
@@ -80,6 +75,8 @@ pub struct KvUse {
     pub masked_tokens: u64,
     /// Memory of the KV caches, in bytes.
     pub bytes: u64,
+    /// Sessions whose masked positions slow them down enough that a replay from position 0 pays.
+    pub n_to_compact: usize,
 }
 
 /// Why one step failed.
@@ -129,8 +126,21 @@ pub enum StepError {
         /// Size of the vocabulary.
         vocab_size: usize,
     },
-    /// The runtime failed.
-    #[error("inference failed")]
+    /// Rewinds have left too many masked positions behind: replay the session from position 0.
+    #[error(
+        "session {session} would hold {masked} masked positions, at most {limit} are allowed: \
+         replay it from position 0"
+    )]
+    Bloated {
+        /// The session.
+        session: SessionKey,
+        /// Masked positions after the step.
+        masked: usize,
+        /// Limit.
+        limit: usize,
+    },
+    /// The runtime failed. The session is closed: its cache may be half written.
+    #[error("inference failed, the session is closed")]
     Runtime(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -153,11 +163,17 @@ pub enum OpenError {
 /// Runs one stage. It lives on one thread: methods take `&mut self` and block.
 pub trait Backend: Send {
     /// Opens a session and returns the length of its prefix that is already cached, in tokens.
-    /// A session that is open already keeps its cache and returns its length.
+    /// A session that is open already keeps its cache and returns its length. `max_len` is what
+    /// the session is expected to reach, in tokens: room may be reserved for it, it is no limit.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is opened then.
-    fn open(&mut self, session: SessionKey, max_len: usize) -> Result<usize, OpenError>;
+    fn open(
+        &mut self,
+        session: SessionKey,
+        prompt: &[u32],
+        max_len: usize,
+    ) -> Result<usize, OpenError>;
 
     /// Ends a session and frees its memory; unknown sessions are ignored.
     fn close(&mut self, session: SessionKey);

@@ -45,6 +45,8 @@ pub struct Open {
     pub route: Vec<WorkerId>,
     /// Fingerprint of the shard set that the coordinator works with.
     pub fingerprint: String,
+    /// Token ids of the prompt (at a recovery, of all tokens so far), to find a cached prefix.
+    pub prompt: Vec<u32>,
     /// Most tokens that the session can reach (prompt and output), for admission by KV memory.
     pub max_len: u32,
 }
