@@ -162,8 +162,9 @@ pub enum OpenError {
 
 /// Runs one stage. It lives on one thread: methods take `&mut self` and block.
 pub trait Backend: Send {
-    /// Opens a session and returns the length of its prefix that is already cached, in tokens.
-    /// A session that is open already keeps its cache and returns its length. `max_len` is what
+    /// Opens a session and returns how many of the first tokens of `prompt` are already cached,
+    /// fewer than all: the last row must run to yield a token. A session that is open already
+    /// keeps its cache and returns its length. `max_len` is what
     /// the session is expected to reach, in tokens: room may be reserved for it, it is no limit.
     ///
     /// # Errors
