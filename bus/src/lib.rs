@@ -1,1 +1,36 @@
-//! To be written.
+//! The broker, behind our own types: the only crate that calls the NATS client.
+//!
+//! - [`Bus`] is one connection: a cheap clone, no lock, nothing that blocks for ever. Every wait
+//!   has a bound ([`BusOptions::publish_timeout`], the timeouts of requests, the idle time of
+//!   event streams).
+//! - Core NATS is at most once. Whatever may have lost messages (a full subscription, a broken
+//!   connection) raises [`Bus::loss_generation`]: a change means "assume a gap", even when an
+//!   event of [`Bus::events`] was missed.
+//! - A host that is not this machine is refused without TLS and credentials.
+//!
+//! # Tasks
+//! A connection runs two tasks, both made by the NATS client: one that owns the socket, one that
+//! delivers connection events to a callback of ours, which never blocks. Both end when the last
+//! [`Bus`], [`Subscription`] and [`EventStream`] of the connection is gone or [`Bus::drain`] was
+//! called; while the broker is away they go on trying until it is back or the runtime ends.
+
+mod address;
+mod connection;
+mod credentials;
+mod error;
+mod events;
+mod options;
+mod publish;
+mod request;
+mod stream;
+mod subscription;
+
+pub use connection::Bus;
+pub use credentials::{Credentials, Tls, TlsIdentity};
+pub use error::{
+    BusError, CloseError, PublishError, RequestError, Requirement, StreamError, SubscribeError,
+};
+pub use events::{BusEvent, BusEvents};
+pub use options::BusOptions;
+pub use stream::EventStream;
+pub use subscription::{Delivery, Subscription};

@@ -1,18 +1,19 @@
 //! Encoding and decoding: named MessagePack inside, JSON or MessagePack outside.
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-use crate::messages::control::{Control, ControlReply};
-use crate::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement};
-use crate::messages::forward::{Forward, MAX_ROWS, MAX_STEPS};
-use crate::messages::head::Head;
+use crate::error::ErrorClass;
 use crate::tensor::TensorError;
 use crate::version::MessageVersion;
 
 /// Largest message that is decoded, in bytes: the largest that the broker passes by our
 /// configuration is 8 MiB, a custom one may raise it up to the broker's own ceiling of 64 MiB.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// Deepest nesting that is followed: more than twice that of any message, and far below what a
+/// thread's stack bears.
+const MAX_DEPTH: usize = 32;
 
 /// Why a message could not be encoded or decoded.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +41,7 @@ pub enum CodecError {
         bytes: usize,
     },
     /// Not valid MessagePack for the type.
-    #[error("not a valid MessagePack message")]
+    #[error("not a valid MessagePack message: {0}")]
     MessagePack(#[from] rmp_serde::decode::Error),
     /// The message could not be written as MessagePack.
     #[error("message cannot be encoded as MessagePack")]
@@ -61,6 +62,23 @@ pub enum CodecError {
         /// What is allowed.
         expected: &'static str,
     },
+}
+
+impl CodecError {
+    /// Classifies the failure to read a peer's or a client's message.
+    #[must_use]
+    pub const fn class(&self) -> ErrorClass {
+        match self {
+            Self::Version { .. } => ErrorClass::VersionMismatch,
+            Self::Encode(_) => ErrorClass::Internal,
+            Self::TooLarge { .. }
+            | Self::Trailing { .. }
+            | Self::MessagePack(_)
+            | Self::Json(_)
+            | Self::Tensor(_)
+            | Self::Field { .. } => ErrorClass::InvalidRequest,
+        }
+    }
 }
 
 /// An internal message: it has a version and rules beyond its types.
@@ -90,18 +108,50 @@ pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, CodecError> {
 
 /// Decodes an internal message and checks its size, version, rules and end.
 ///
+/// A message of another version is told as that, whatever its other fields are. A tensor is
+/// copied once, from the message into its own buffer.
+///
 /// # Errors
 /// [`CodecError::TooLarge`], [`CodecError::MessagePack`], [`CodecError::Trailing`],
 /// [`CodecError::Version`], and what [`Message::validate`] returns.
 pub fn decode<M: Message>(bytes: &[u8]) -> Result<M, CodecError> {
     check_size(bytes.len())?;
-    let message: M = from_message_pack(bytes)?;
+    let message: M = match from_message_pack(bytes) {
+        Ok(message) => message,
+        Err(error) => return Err(other_version(bytes).unwrap_or(error)),
+    };
     if message.version() != MessageVersion::CURRENT {
-        let (found, expected) = (message.version(), MessageVersion::CURRENT);
-        return Err(CodecError::Version { found, expected });
+        return Err(version_mismatch(message.version()));
     }
     message.validate()?;
     Ok(message)
+}
+
+/// Looks for the version alone in a message whose other fields are not understood.
+fn other_version(bytes: &[u8]) -> Option<CodecError> {
+    #[derive(Deserialize)]
+    struct VersionOnly {
+        version: MessageVersion,
+    }
+    let found = VersionOnly::deserialize(&mut deserializer(bytes)).ok()?.version;
+    (found != MessageVersion::CURRENT).then(|| version_mismatch(found))
+}
+
+const fn version_mismatch(found: MessageVersion) -> CodecError {
+    CodecError::Version { found, expected: MessageVersion::CURRENT }
+}
+
+/// Checks a count of a message against its limits.
+pub(crate) fn check_count(
+    field: &'static str,
+    found: usize,
+    allowed: std::ops::RangeInclusive<usize>,
+    expected: &'static str,
+) -> Result<(), CodecError> {
+    if allowed.contains(&found) {
+        return Ok(());
+    }
+    Err(CodecError::Field { field, found: found as u64, expected })
 }
 
 fn check_size(bytes: usize) -> Result<(), CodecError> {
@@ -111,14 +161,30 @@ fn check_size(bytes: usize) -> Result<(), CodecError> {
     Ok(())
 }
 
+type SliceDeserializer<'a> = rmp_serde::Deserializer<rmp_serde::decode::ReadRefReader<'a, [u8]>>;
+
+fn deserializer(bytes: &[u8]) -> SliceDeserializer<'_> {
+    let mut deserializer = rmp_serde::Deserializer::from_read_ref(bytes);
+    deserializer.set_max_depth(MAX_DEPTH);
+    deserializer
+}
+
 fn from_message_pack<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
-    let mut deserializer = rmp_serde::Deserializer::new(std::io::Cursor::new(bytes));
+    let mut deserializer = deserializer(bytes);
     let value = T::deserialize(&mut deserializer)?;
-    let read = usize::try_from(deserializer.position()).unwrap_or(usize::MAX);
-    match bytes.len().saturating_sub(read) {
-        0 => Ok(value),
-        bytes => Err(CodecError::Trailing { bytes }),
+    // Reading a number fails on its first byte only if there is none: nothing follows the message.
+    match u8::deserialize(&mut deserializer) {
+        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(value),
+        Ok(_) | Err(_) => Err(CodecError::Trailing { bytes: trailing::<T>(bytes) }),
     }
+}
+
+/// Counts the bytes after a message by reading it again through a reader that tells its position.
+fn trailing<T: DeserializeOwned>(bytes: &[u8]) -> usize {
+    let mut deserializer = rmp_serde::Deserializer::new(std::io::Cursor::new(bytes));
+    drop(T::deserialize(&mut deserializer));
+    let read = usize::try_from(deserializer.position()).unwrap_or(usize::MAX);
+    bytes.len().saturating_sub(read)
 }
 
 /// Encoding of a public message.
@@ -182,59 +248,3 @@ pub fn encode_public<T: Serialize>(content: ContentType, value: &T) -> Result<Ve
         ContentType::MessagePack => Ok(rmp_serde::to_vec_named(value)?),
     }
 }
-
-impl Message for Forward {
-    fn version(&self) -> MessageVersion {
-        self.version
-    }
-
-    fn validate(&self) -> Result<(), CodecError> {
-        let limit = |field, found: usize, expected| CodecError::Field {
-            field,
-            found: found as u64,
-            expected,
-        };
-        if self.steps.is_empty() || self.steps.len() > MAX_STEPS {
-            return Err(limit("steps", self.steps.len(), "1 to 256 steps"));
-        }
-        let mut n_rows = 0;
-        for step in &self.steps {
-            let rows = step.tokens.len();
-            if rows == 0 {
-                return Err(limit("tokens", rows, "at least one row per step"));
-            }
-            let ascending = step.wanted.windows(2).all(|pair| pair[0] < pair[1]);
-            let inside = step.wanted.last().is_none_or(|last| (*last as usize) < rows);
-            if !ascending || !inside {
-                return Err(limit("wanted", step.wanted.len(), "ascending rows of the step"));
-            }
-            if u32::try_from(rows).ok().and_then(|n| step.start_pos.checked_add(n)).is_none() {
-                return Err(limit("start_pos", step.start_pos as usize, "a position below 2^32"));
-            }
-            n_rows += rows;
-        }
-        if n_rows > MAX_ROWS {
-            return Err(limit("rows", n_rows, "at most 8192 rows"));
-        }
-        if let Some(hidden) = &self.hidden {
-            hidden.validate()?;
-            if hidden.n_rows as usize != n_rows {
-                let found = hidden.n_rows as usize;
-                return Err(limit("hidden.n_rows", found, "one row per token of the steps"));
-            }
-        }
-        Ok(())
-    }
-}
-
-macro_rules! plain_message {
-    ($($name:ident),*) => {
-        $(impl Message for $name {
-            fn version(&self) -> MessageVersion {
-                self.version
-            }
-        })*
-    };
-}
-
-plain_message!(Head, Control, ControlReply, WorkerAnnouncement, CoordinatorAnnouncement);

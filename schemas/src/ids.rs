@@ -144,9 +144,7 @@ impl RequestId {
 }
 
 /// Position of a stage in the pipeline, from 0.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StageIndex(u16);
 
@@ -181,9 +179,7 @@ impl std::fmt::Display for StageIndex {
 
 /// One sequence being generated and its KV cache on every stage; random, so that two coordinators
 /// never meet.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionId(u64);
 

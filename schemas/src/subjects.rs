@@ -241,7 +241,8 @@ mod tests {
         let worker = WorkerId::random(StageIndex::FIRST);
         let found = Subjects::of(&subjects.worker(StageIndex::FIRST, &worker)).expect("ours");
         assert_eq!(found, subjects);
-        for other in ["", "stagebus.v1", "stagebus.v1.m", "other.v1.m.prompt", "stagebus.v1..prompt"]
+        for other in
+            ["", "stagebus.v1", "stagebus.v1.m", "other.v1.m.prompt", "stagebus.v1..prompt"]
         {
             assert!(Subjects::of(other).is_err(), "{other}");
         }

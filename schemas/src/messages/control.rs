@@ -2,9 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::codec::{CodecError, Message, check_count};
 use crate::error::ErrorReply;
 use crate::ids::{CoordinatorId, Epoch, SessionId, WorkerId};
 use crate::messages::fleet::WorkerLoad;
+use crate::messages::forward::{MAX_STAGES, MAX_TEXT_BYTES};
 use crate::version::MessageVersion;
 
 /// A request to a worker.
@@ -88,4 +90,26 @@ pub enum ControlOutcome {
     Stats(WorkerLoad),
     /// The request failed.
     Failed(ErrorReply),
+}
+
+impl Message for Control {
+    fn version(&self) -> MessageVersion {
+        self.version
+    }
+
+    fn validate(&self) -> Result<(), CodecError> {
+        let ControlAction::Open(open) = &self.action else { return Ok(()) };
+        check_count("route", open.route.len(), 1..=MAX_STAGES, "one worker per stage")?;
+        let bytes = open.fingerprint.len();
+        check_count("fingerprint", bytes, 1..=MAX_TEXT_BYTES, "1 to 256 bytes of text")?;
+        let prompt = open.prompt.len();
+        let room = open.max_len as usize;
+        check_count("prompt", prompt, 0..=room, "at most max_len tokens")
+    }
+}
+
+impl Message for ControlReply {
+    fn version(&self) -> MessageVersion {
+        self.version
+    }
 }

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::codec::{CodecError, Message, check_count};
 use crate::ids::{CoordinatorId, ModelName, StageIndex, WorkerId};
+use crate::messages::forward::{MAX_STAGES, MAX_TEXT_BYTES};
 use crate::version::MessageVersion;
 
 /// Whether a worker takes sessions.
@@ -100,4 +102,47 @@ pub struct CoordinatorAnnouncement {
     pub requests_done: u64,
     /// Tokens emitted since the start.
     pub tokens_out: u64,
+}
+
+impl Message for WorkerAnnouncement {
+    fn version(&self) -> MessageVersion {
+        self.version
+    }
+
+    fn validate(&self) -> Result<(), CodecError> {
+        check_texts([
+            ("fingerprint", &self.fingerprint),
+            ("device", &self.device),
+            ("profile", &self.profile),
+            ("host", &self.host),
+        ])?;
+        let (stages, stage) = (usize::from(self.n_stages), self.stage.index());
+        check_count("n_stages", stages, 1..=MAX_STAGES, "1 to 1024 stages")?;
+        check_count("stage", stage, 0..=stages - 1, "a stage of the shard set")?;
+        if self.first_layer >= self.end_layer {
+            return Err(CodecError::Field {
+                field: "end_layer",
+                found: self.end_layer.into(),
+                expected: "a layer above first_layer",
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Message for CoordinatorAnnouncement {
+    fn version(&self) -> MessageVersion {
+        self.version
+    }
+
+    fn validate(&self) -> Result<(), CodecError> {
+        check_texts([("fingerprint", &self.fingerprint), ("host", &self.host)])?;
+        check_count("n_stages", usize::from(self.n_stages), 1..=MAX_STAGES, "1 to 1024 stages")
+    }
+}
+
+fn check_texts<const N: usize>(texts: [(&'static str, &String); N]) -> Result<(), CodecError> {
+    texts.into_iter().try_for_each(|(field, text)| {
+        check_count(field, text.len(), 0..=MAX_TEXT_BYTES, "at most 256 bytes of text")
+    })
 }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::codec::{CodecError, Message, check_count};
 use crate::ids::{Epoch, SessionId, StageIndex, StepNumber, WorkerId};
 use crate::tensor::Tensor;
 use crate::version::MessageVersion;
@@ -11,6 +12,12 @@ pub const MAX_STEPS: usize = 256;
 
 /// Most rows in one message.
 pub const MAX_ROWS: usize = 8192;
+
+/// Most stages of a pipeline: above the layer count of any model.
+pub const MAX_STAGES: usize = 1024;
+
+/// Longest free text in an internal message (a fingerprint, a device, a host), in bytes.
+pub const MAX_TEXT_BYTES: usize = 256;
 
 /// How the rows of a step run; a row always takes the same path, in replays too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -74,4 +81,52 @@ pub struct Forward {
     /// Hidden states of all rows, in order of `steps`; absent for stage 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hidden: Option<Tensor>,
+}
+
+impl Message for Forward {
+    fn version(&self) -> MessageVersion {
+        self.version
+    }
+
+    fn validate(&self) -> Result<(), CodecError> {
+        check_count("steps", self.steps.len(), 1..=MAX_STEPS, "1 to 256 steps")?;
+        let mut n_rows = 0;
+        for step in &self.steps {
+            step.validate()?;
+            n_rows += step.tokens.len();
+        }
+        check_count("rows", n_rows, 1..=MAX_ROWS, "1 to 8192 rows")?;
+        if let Some(hidden) = &self.hidden {
+            hidden.validate()?;
+            let found = hidden.n_rows as usize;
+            check_count("hidden.n_rows", found, n_rows..=n_rows, "one row per token of the steps")?;
+        }
+        Ok(())
+    }
+}
+
+impl Step {
+    fn validate(&self) -> Result<(), CodecError> {
+        let n_rows = self.tokens.len();
+        check_count("tokens", n_rows, 1..=MAX_ROWS, "1 to 8192 rows per step")?;
+        check_count("trace", self.trace.len(), 0..=MAX_STAGES, "one entry per stage")?;
+        let ascending = self.wanted.windows(2).all(|pair| pair[0] < pair[1]);
+        let inside = self.wanted.last().is_none_or(|last| (*last as usize) < n_rows);
+        if !ascending || !inside {
+            return Err(CodecError::Field {
+                field: "wanted",
+                found: self.wanted.last().copied().unwrap_or_default().into(),
+                expected: "ascending rows of the step",
+            });
+        }
+        let end = u32::try_from(n_rows).ok().and_then(|n| self.start_pos.checked_add(n));
+        if end.is_none() {
+            return Err(CodecError::Field {
+                field: "start_pos",
+                found: self.start_pos.into(),
+                expected: "a position whose rows end below 2^32",
+            });
+        }
+        Ok(())
+    }
 }

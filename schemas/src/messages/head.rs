@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::codec::{CodecError, Message, check_count};
 use crate::error::ErrorReply;
 use crate::ids::{Epoch, SessionId, StageIndex, StepNumber, WorkerId};
-use crate::messages::forward::StageTime;
+use crate::messages::forward::{MAX_ROWS, MAX_STAGES, MAX_STEPS, StageTime};
 use crate::version::MessageVersion;
 
 /// The chosen token of one wanted row.
@@ -62,4 +63,27 @@ pub struct Head {
     pub steps: Vec<HeadStep>,
     /// Steps that failed in this stage.
     pub faults: Vec<StepFault>,
+}
+
+impl Message for Head {
+    fn version(&self) -> MessageVersion {
+        self.version
+    }
+
+    fn validate(&self) -> Result<(), CodecError> {
+        check_count("steps", self.steps.len(), 0..=MAX_STEPS, "at most 256 steps")?;
+        check_count("faults", self.faults.len(), 0..=MAX_STEPS, "at most 256 faults")?;
+        for step in &self.steps {
+            check_count("rows", step.rows.len(), 0..=MAX_ROWS, "at most 8192 rows per step")?;
+            check_count("trace", step.trace.len(), 0..=MAX_STAGES, "one entry per stage")?;
+            if !step.rows.windows(2).all(|pair| pair[0].pos < pair[1].pos) {
+                return Err(CodecError::Field {
+                    field: "rows.pos",
+                    found: step.rows.len() as u64,
+                    expected: "ascending positions",
+                });
+            }
+        }
+        Ok(())
+    }
 }

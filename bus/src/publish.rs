@@ -1,0 +1,141 @@
+//! Sending. The fast path is one queue insertion: no flush, no copy of the payload.
+#![expect(clippy::disallowed_methods, reason = "this crate is the owner of the NATS client")]
+
+use std::future::Future;
+
+use async_nats::client::PublishErrorKind;
+use async_nats::{HeaderMap, PublishError as ClientPublishError};
+use bytes::Bytes;
+use stagebus_schemas::codec::{self, ContentType, Message};
+use tokio::time::Instant;
+
+use crate::connection::Bus;
+use crate::error::PublishError;
+use crate::subscription::Delivery;
+
+pub(crate) const CONTENT_TYPE: &str = "Content-Type";
+
+impl Bus {
+    /// Publishes an internal message.
+    ///
+    /// Success means that the message is queued, not that anybody got it.
+    ///
+    /// # Errors
+    /// [`PublishError`]; nothing was sent then.
+    pub async fn publish<M: Message>(
+        &self,
+        subject: &str,
+        message: &M,
+    ) -> Result<(), PublishError> {
+        self.publish_bytes(subject, None, codec::encode(message)?.into()).await
+    }
+
+    /// Publishes bytes, with a `Content-Type` header if one is given; an empty payload ends an
+    /// event stream.
+    ///
+    /// # Errors
+    /// [`PublishError`]; nothing was sent then.
+    pub async fn publish_bytes(
+        &self,
+        subject: &str,
+        content_type: Option<ContentType>,
+        payload: Bytes,
+    ) -> Result<(), PublishError> {
+        let bytes = payload.len();
+        match content_type.map(headers) {
+            None => {
+                let publish = self.client.publish(subject.to_owned(), payload);
+                self.bounded(subject, bytes, publish).await
+            }
+            Some(headers) => {
+                let publish =
+                    self.client.publish_with_headers(subject.to_owned(), headers, payload);
+                self.bounded(subject, bytes, publish).await
+            }
+        }
+    }
+
+    /// Publishes a message and names the subject on which the broker answers at once, with
+    /// [`Delivery::no_responders`], if nobody listens.
+    ///
+    /// # Errors
+    /// [`PublishError`]; nothing was sent then.
+    pub async fn publish_with_reply(
+        &self,
+        subject: &str,
+        reply: &str,
+        payload: Bytes,
+    ) -> Result<(), PublishError> {
+        let bytes = payload.len();
+        let publish = self.client.publish_with_reply(subject.to_owned(), reply.to_owned(), payload);
+        self.bounded(subject, bytes, publish).await
+    }
+
+    /// Publishes bytes with a reply subject and a `Content-Type` header.
+    pub(crate) async fn publish_request(
+        &self,
+        subject: &str,
+        reply: &str,
+        content_type: ContentType,
+        payload: Bytes,
+    ) -> Result<(), PublishError> {
+        let bytes = payload.len();
+        let publish = self.client.publish_with_reply_and_headers(
+            subject.to_owned(),
+            reply.to_owned(),
+            headers(content_type),
+            payload,
+        );
+        self.bounded(subject, bytes, publish).await
+    }
+
+    /// Answers a request with an internal message.
+    ///
+    /// # Errors
+    /// [`PublishError::NoReply`] if the request has no reply subject; otherwise as
+    /// [`Bus::publish`].
+    pub async fn respond<M: Message>(
+        &self,
+        request: &Delivery,
+        message: &M,
+    ) -> Result<(), PublishError> {
+        let Some(reply) = request.reply() else {
+            return Err(PublishError::NoReply { subject: request.subject().to_owned() });
+        };
+        self.publish(reply, message).await
+    }
+
+    /// Checks the size, waits a bounded time for a connection and for room in its queue.
+    async fn bounded<F>(&self, subject: &str, bytes: usize, publish: F) -> Result<(), PublishError>
+    where
+        F: Future<Output = Result<(), ClientPublishError>>,
+    {
+        let limit = self.max_payload();
+        if bytes > limit {
+            return Err(PublishError::PayloadTooLarge { bytes, limit });
+        }
+        let waited = self.publish_timeout;
+        let deadline = Instant::now() + waited;
+        // Queueing while the connection is away would deliver the message late, or lose it.
+        self.connected(deadline).await.map_err(|_passed| PublishError::Disconnected { waited })?;
+        match tokio::time::timeout_at(deadline, publish).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(match error.kind() {
+                PublishErrorKind::MaxPayloadExceeded => {
+                    PublishError::PayloadTooLarge { bytes, limit }
+                }
+                PublishErrorKind::InvalidSubject => {
+                    PublishError::Subject { subject: subject.to_owned() }
+                }
+                PublishErrorKind::Send => PublishError::Closed,
+            }),
+            Err(_) => Err(PublishError::Disconnected { waited }),
+        }
+    }
+}
+
+pub(crate) fn headers(content_type: ContentType) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, content_type.header());
+    headers
+}

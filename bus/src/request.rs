@@ -1,0 +1,78 @@
+//! One question, one answer.
+
+use std::time::Duration;
+
+use async_nats::client::RequestErrorKind;
+use bytes::Bytes;
+use stagebus_schemas::codec::{self, ContentType, Message};
+use tokio::time::Instant;
+
+use crate::connection::Bus;
+use crate::error::{PublishError, RequestError};
+use crate::publish::headers;
+use crate::subscription::Delivery;
+
+impl Bus {
+    /// Sends an internal message and decodes the answer.
+    ///
+    /// # Errors
+    /// [`RequestError`]: nobody listens, nobody answered in time, and a bad answer differ.
+    pub async fn request<M: Message, R: Message>(
+        &self,
+        subject: &str,
+        message: &M,
+        timeout: Duration,
+    ) -> Result<R, RequestError> {
+        let payload = codec::encode(message).map_err(PublishError::from)?;
+        let answer = self.request_bytes(subject, None, payload.into(), timeout).await?;
+        answer
+            .decode()
+            .map_err(|source| RequestError::Decode { subject: subject.to_owned(), source })
+    }
+
+    /// Sends bytes and returns the answer. `timeout` spans the whole call, a wait for the
+    /// connection included.
+    ///
+    /// # Errors
+    /// [`RequestError`], without [`RequestError::Decode`].
+    pub async fn request_bytes(
+        &self,
+        subject: &str,
+        content_type: Option<ContentType>,
+        payload: Bytes,
+        timeout: Duration,
+    ) -> Result<Delivery, RequestError> {
+        let (bytes, limit) = (payload.len(), self.max_payload());
+        if bytes > limit {
+            return Err(PublishError::PayloadTooLarge { bytes, limit }.into());
+        }
+        let deadline = Instant::now() + timeout;
+        self.connected(deadline.min(Instant::now() + self.publish_timeout))
+            .await
+            .map_err(|_passed| PublishError::Disconnected { waited: self.publish_timeout })?;
+        let mut request = async_nats::Request::new().payload(payload).timeout(None);
+        if let Some(content_type) = content_type {
+            request = request.headers(headers(content_type));
+        }
+        let answer = self.client.send_request(subject.to_owned(), request);
+        match tokio::time::timeout_at(deadline, answer).await {
+            Ok(Ok(message)) => Ok(message.into()),
+            Ok(Err(error)) => Err(match error.kind() {
+                RequestErrorKind::NoResponders => {
+                    RequestError::NoResponders { subject: subject.to_owned() }
+                }
+                RequestErrorKind::TimedOut => {
+                    RequestError::Timeout { subject: subject.to_owned(), timeout }
+                }
+                RequestErrorKind::InvalidSubject => {
+                    PublishError::Subject { subject: subject.to_owned() }.into()
+                }
+                RequestErrorKind::MaxPayloadExceeded => {
+                    PublishError::PayloadTooLarge { bytes, limit }.into()
+                }
+                RequestErrorKind::Other => PublishError::Closed.into(),
+            }),
+            Err(_) => Err(RequestError::Timeout { subject: subject.to_owned(), timeout }),
+        }
+    }
+}

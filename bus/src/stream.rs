@@ -1,0 +1,127 @@
+//! A request that is answered by a stream of events: the client's side of a prompt.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use stagebus_schemas::codec::{self, ContentType};
+use stagebus_schemas::messages::public::{Event, PromptRequest};
+
+use crate::connection::Bus;
+use crate::error::{PublishError, StreamError};
+use crate::subscription::{Delivery, Subscription};
+
+/// The events that answer one prompt request, until the empty message.
+#[derive(Debug)]
+pub struct EventStream {
+    subscription: Subscription,
+    subject: String,
+    idle_timeout: Duration,
+    next_token_event: u64,
+    final_event_seen: bool,
+    ended: bool,
+}
+
+impl Bus {
+    /// Sends a prompt request as JSON and reads its events. `idle_timeout` is the longest wait for
+    /// each event, the first one included.
+    ///
+    /// # Errors
+    /// [`StreamError`], if the request cannot be sent.
+    pub async fn prompt(
+        &self,
+        subject: &str,
+        request: &PromptRequest,
+        idle_timeout: Duration,
+    ) -> Result<EventStream, StreamError> {
+        let payload = codec::encode_public(ContentType::Json, request)
+            .map_err(|error| StreamError::Publish(PublishError::Encode(error)))?;
+        self.event_stream(subject, ContentType::Json, payload.into(), idle_timeout).await
+    }
+
+    /// Sends bytes on a prompt subject and reads the events that come back.
+    ///
+    /// # Errors
+    /// [`StreamError`], if the request cannot be sent.
+    pub async fn event_stream(
+        &self,
+        subject: &str,
+        content_type: ContentType,
+        payload: Bytes,
+        idle_timeout: Duration,
+    ) -> Result<EventStream, StreamError> {
+        let inbox = self.new_inbox();
+        let subscription = self.subscribe(&inbox).await?;
+        self.publish_request(subject, &inbox, content_type, payload).await?;
+        Ok(EventStream {
+            subscription,
+            subject: subject.to_owned(),
+            idle_timeout,
+            next_token_event: 0,
+            final_event_seen: false,
+            ended: false,
+        })
+    }
+}
+
+impl EventStream {
+    /// Waits for the next event; `None` after the end of the stream.
+    ///
+    /// # Errors
+    /// [`StreamError::NoResponders`] if no coordinator listens, [`StreamError::Idle`],
+    /// [`StreamError::Gap`] if a token event is missing, [`StreamError::Unfinished`] if the stream
+    /// ends without `done` or `error`, [`StreamError::Decode`], [`StreamError::Closed`].
+    ///
+    /// # Cancel safety
+    /// No event is lost when the future is dropped; the idle time starts anew.
+    pub async fn next(&mut self) -> Result<Option<Event>, StreamError> {
+        let Some(delivery) = self.next_raw().await? else {
+            if self.final_event_seen {
+                return Ok(None);
+            }
+            return Err(StreamError::Unfinished { subject: self.subject.clone() });
+        };
+        let event: Event = codec::decode_public(delivery.content(), &delivery.payload)?;
+        match &event {
+            Event::Token { i, .. } => {
+                let (expected, found) = (self.next_token_event, *i);
+                if found != expected {
+                    return Err(StreamError::Gap { expected, found });
+                }
+                self.next_token_event += 1;
+            }
+            Event::Done { .. } | Event::Error { .. } => self.final_event_seen = true,
+            Event::Accepted { .. } => {}
+        }
+        Ok(Some(event))
+    }
+
+    /// Waits for the next event as it came, without decoding it or looking for gaps; `None` after
+    /// the empty message.
+    ///
+    /// # Errors
+    /// [`StreamError::NoResponders`], [`StreamError::Idle`], [`StreamError::Closed`].
+    ///
+    /// # Cancel safety
+    /// As [`EventStream::next`].
+    pub async fn next_raw(&mut self) -> Result<Option<Delivery>, StreamError> {
+        if self.ended {
+            return Ok(None);
+        }
+        let timeout = self.idle_timeout;
+        let Ok(delivery) = tokio::time::timeout(timeout, self.subscription.next()).await else {
+            return Err(StreamError::Idle { subject: self.subject.clone(), timeout });
+        };
+        let Some(delivery) = delivery else {
+            return Err(StreamError::Closed);
+        };
+        if delivery.no_responders {
+            self.ended = true;
+            return Err(StreamError::NoResponders { subject: self.subject.clone() });
+        }
+        if delivery.payload.is_empty() {
+            self.ended = true;
+            return Ok(None);
+        }
+        Ok(Some(delivery))
+    }
+}

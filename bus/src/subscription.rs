@@ -1,0 +1,157 @@
+//! Receiving.
+#![expect(clippy::disallowed_methods, reason = "this crate is the owner of the NATS client")]
+
+use async_nats::{HeaderMap, Message, StatusCode, Subject, Subscriber};
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt};
+use stagebus_schemas::codec::{self, CodecError, ContentType};
+use tokio::time::Instant;
+
+use crate::connection::Bus;
+use crate::error::SubscribeError;
+use crate::publish::CONTENT_TYPE;
+
+/// One message from the broker.
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    /// The bytes.
+    pub payload: Bytes,
+    /// True: nobody listens on the subject that was published to, and this is the broker's
+    /// answer, with an empty payload.
+    pub no_responders: bool,
+    subject: Subject,
+    reply: Option<Subject>,
+    headers: Option<HeaderMap>,
+}
+
+impl Delivery {
+    /// Returns the subject that the message was published on.
+    #[must_use]
+    pub fn subject(&self) -> &str {
+        self.subject.as_str()
+    }
+
+    /// Returns the subject for answers.
+    #[must_use]
+    pub fn reply(&self) -> Option<&str> {
+        self.reply.as_ref().map(Subject::as_str)
+    }
+
+    /// Returns the `Content-Type` header.
+    #[must_use]
+    pub fn content_type(&self) -> Option<&str> {
+        self.headers.as_ref()?.get(CONTENT_TYPE).map(async_nats::HeaderValue::as_str)
+    }
+
+    /// Tells the encoding of a public message.
+    #[must_use]
+    pub fn content(&self) -> ContentType {
+        ContentType::detect(self.content_type(), &self.payload)
+    }
+
+    /// Decodes an internal message.
+    ///
+    /// # Errors
+    /// As [`codec::decode`].
+    pub fn decode<M: codec::Message>(&self) -> Result<M, CodecError> {
+        codec::decode(&self.payload)
+    }
+}
+
+impl From<Message> for Delivery {
+    fn from(message: Message) -> Self {
+        Self {
+            no_responders: message.status == Some(StatusCode::NO_RESPONDERS),
+            payload: message.payload,
+            subject: message.subject,
+            reply: message.reply,
+            headers: message.headers,
+        }
+    }
+}
+
+/// A subscription; it ends when it is dropped.
+#[derive(Debug)]
+pub struct Subscription {
+    subscriber: Subscriber,
+}
+
+impl Subscription {
+    /// Waits for the next message; `None` after [`Subscription::unsubscribe`] or [`Bus::drain`],
+    /// once what was received before is read.
+    ///
+    /// # Cancel safety
+    /// No message is lost when the future is dropped.
+    pub async fn next(&mut self) -> Option<Delivery> {
+        self.subscriber.next().await.map(Delivery::from)
+    }
+
+    /// Returns a message that is already here.
+    pub fn try_next(&mut self) -> Option<Delivery> {
+        self.subscriber.next().now_or_never().flatten().map(Delivery::from)
+    }
+
+    /// Tells the broker to send no more; messages that are already here, or that the broker sent
+    /// before it heard this, can still be read until [`Subscription::next`] returns `None`. For a
+    /// queue group: the other members get what comes later.
+    ///
+    /// # Errors
+    /// [`SubscribeError::Closed`].
+    pub async fn drain(&mut self) -> Result<(), SubscribeError> {
+        self.subscriber.drain().await.map_err(|_closed| SubscribeError::Closed)
+    }
+
+    /// Ends the subscription; messages that are already here can still be read.
+    ///
+    /// # Errors
+    /// [`SubscribeError::Closed`].
+    pub async fn unsubscribe(&mut self) -> Result<(), SubscribeError> {
+        self.subscriber.unsubscribe().await.map_err(|_closed| SubscribeError::Closed)
+    }
+}
+
+impl Bus {
+    /// Subscribes to a subject, wildcards allowed. What is published later on this same
+    /// connection is received; for other connections the broker must have seen the subscription.
+    ///
+    /// # Errors
+    /// [`SubscribeError`].
+    pub async fn subscribe(&self, subject: &str) -> Result<Subscription, SubscribeError> {
+        self.subscribe_bounded(subject, self.client.subscribe(subject.to_owned())).await
+    }
+
+    /// Subscribes as a member of a group: each message goes to one member.
+    ///
+    /// # Errors
+    /// [`SubscribeError`].
+    pub async fn queue_subscribe(
+        &self,
+        subject: &str,
+        group: &str,
+    ) -> Result<Subscription, SubscribeError> {
+        let subscribe = self.client.queue_subscribe(subject.to_owned(), group.to_owned());
+        self.subscribe_bounded(subject, subscribe).await
+    }
+
+    async fn subscribe_bounded<F>(
+        &self,
+        subject: &str,
+        subscribe: F,
+    ) -> Result<Subscription, SubscribeError>
+    where
+        F: Future<Output = Result<Subscriber, async_nats::SubscribeError>>,
+    {
+        let waited = self.publish_timeout;
+        match tokio::time::timeout_at(Instant::now() + waited, subscribe).await {
+            Ok(Ok(subscriber)) => Ok(Subscription { subscriber }),
+            Ok(Err(error)) => Err(match error.kind() {
+                async_nats::client::SubscribeErrorKind::InvalidSubject
+                | async_nats::client::SubscribeErrorKind::InvalidQueueName => {
+                    SubscribeError::Subject { subject: subject.to_owned() }
+                }
+                async_nats::client::SubscribeErrorKind::Other => SubscribeError::Closed,
+            }),
+            Err(_) => Err(SubscribeError::Disconnected { waited }),
+        }
+    }
+}
