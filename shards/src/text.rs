@@ -1,0 +1,157 @@
+//! Text to token ids and back, for any model of a shard set.
+//!
+//! [`write_text_files`] turns the tokenizer metadata of a GGUF file into the files that a shard
+//! set carries; [`TextModel`] loads them and serves a coordinator: it encodes prompts and chats,
+//! and its [`Detokenizer`] gives out the text of a session as tokens arrive. Folders in the
+//! format of Hugging Face (`tokenizer.json`, `chat_template.jinja`, `special_tokens_map.json`)
+//! load the same way.
+
+mod chat_template;
+mod detokenizer;
+mod error;
+mod pre_tokenizers;
+mod tokenizer_json;
+mod vocabulary;
+mod write;
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+use tokenizers::Tokenizer;
+
+pub use chat_template::ChatTemplate;
+pub use detokenizer::Detokenizer;
+pub use error::TextError;
+pub use write::{TextFiles, write_text_files};
+
+use detokenizer::TokenBytes;
+use write::{SpecialToken, SpecialTokens};
+
+/// The file of the tokenizer in a shard set.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+/// The file of the chat template in a shard set; a model may have none.
+pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
+/// The file that names the tokens that the chat template refers to.
+pub const SPECIAL_TOKENS_FILE: &str = "special_tokens_map.json";
+
+/// The tokenizer and chat template of a model.
+pub struct TextModel {
+    tokenizer: Tokenizer,
+    table: Arc<TokenBytes>,
+    template: Option<ChatTemplate>,
+}
+
+impl fmt::Debug for TextModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextModel")
+            .field("vocab_size", &self.vocab_size())
+            .field("has_chat_template", &self.has_chat_template())
+            .finish_non_exhaustive()
+    }
+}
+
+impl TextModel {
+    /// Loads the text files of a shard set.
+    ///
+    /// # Errors
+    /// [`TextError::Io`] and [`TextError::Tokenizer`] if `tokenizer.json` is missing or not
+    /// usable, [`TextError::UnknownDecoder`] if its ids cannot be turned into text one by one,
+    /// [`TextError::TemplateSyntax`] and [`TextError::SpecialTokens`] if the other files are bad.
+    pub fn load(dir: &Path) -> Result<Self, TextError> {
+        let path = dir.join(TOKENIZER_FILE);
+        let json =
+            fs::read(&path).map_err(|source| TextError::Io { path: path.clone(), source })?;
+        let tokenizer = Tokenizer::from_bytes(&json)
+            .map_err(|source| TextError::Tokenizer { path: path.clone(), source })?;
+        let table = Arc::new(TokenBytes::new(&tokenizer, &path)?);
+        Ok(Self { tokenizer, table, template: load_template(dir)? })
+    }
+
+    /// The ids of a text. Special tokens that are written out in it are recognised; with
+    /// `add_special` the model's BOS and EOS tokens are put around it, if it wants them.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`] if the tokenizer fails.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        let encoding = self
+            .tokenizer
+            .encode_fast(text, add_special)
+            .map_err(|source| TextError::Encode { source })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of a chat up to where the model's answer begins; messages are anything that
+    /// serialises with `role` and `content`.
+    ///
+    /// The template writes the special tokens itself, so none are added.
+    ///
+    /// # Errors
+    /// Those of [`Self::render_chat`] and [`Self::encode`].
+    pub fn encode_chat<M: Serialize>(&self, messages: &[M]) -> Result<Vec<u32>, TextError> {
+        self.encode(&self.render_chat(messages)?, false)
+    }
+
+    /// The text of a chat up to where the model's answer begins.
+    ///
+    /// # Errors
+    /// [`TextError::NoChatTemplate`] if the model has no template, and those of
+    /// [`ChatTemplate::render`].
+    pub fn render_chat<M: Serialize>(&self, messages: &[M]) -> Result<String, TextError> {
+        self.template.as_ref().ok_or(TextError::NoChatTemplate)?.render(messages, true)
+    }
+
+    /// Tells whether the model has a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// The number of tokens, special ones included. Ids are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.tokenizer.get_vocab_size(true)
+    }
+
+    /// The text of ids, special tokens left out.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let mut detokenizer = self.detokenizer();
+        let mut text: String = ids.iter().filter_map(|&id| detokenizer.push(id)).collect();
+        text.extend(detokenizer.finish());
+        text
+    }
+
+    /// A detokenizer for a text of its own, such as the answer in a chat: where the model writes
+    /// a space in front of every first word, that space is left out.
+    pub fn detokenizer(&self) -> Detokenizer {
+        Detokenizer::new(Arc::clone(&self.table), false)
+    }
+
+    /// A detokenizer for text that continues other text, such as a raw prompt: a first space
+    /// stays.
+    pub fn continuing_detokenizer(&self) -> Detokenizer {
+        Detokenizer::new(Arc::clone(&self.table), true)
+    }
+}
+
+fn load_template(dir: &Path) -> Result<Option<ChatTemplate>, TextError> {
+    let Some(source) = read_optional(&dir.join(CHAT_TEMPLATE_FILE))? else { return Ok(None) };
+    let path = dir.join(SPECIAL_TOKENS_FILE);
+    let special: SpecialTokens = match read_optional(&path)? {
+        Some(json) => serde_json::from_str(&json)
+            .map_err(|source| TextError::SpecialTokens { path, source })?,
+        None => SpecialTokens::default(),
+    };
+    let bos = special.bos_token.map(SpecialToken::into_text);
+    let eos = special.eos_token.map(SpecialToken::into_text);
+    ChatTemplate::new(&source, bos.as_deref(), eos.as_deref()).map(Some)
+}
+
+fn read_optional(path: &Path) -> Result<Option<String>, TextError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(TextError::Io { path: path.to_path_buf(), source }),
+    }
+}
