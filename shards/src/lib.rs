@@ -17,6 +17,14 @@ pub mod gguf;
 pub mod manifest;
 pub mod shard;
 pub mod shard_set;
+pub mod split;
+pub mod text;
+
+mod ir;
+mod llama;
+mod output;
+mod quant;
+mod weights;
 
 pub use manifest::{Manifest, WeightMode};
 pub use shard::{Progress, ShardError, ShardRequest, shard};

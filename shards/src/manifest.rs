@@ -115,16 +115,6 @@ pub struct StageEntry {
     pub bin: FileEntry,
 }
 
-/// The files that turn text into tokens and back.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TextFiles {
-    /// The tokenizer, in the format of the `tokenizers` crate.
-    pub tokenizer: FileEntry,
-    /// The chat template (Jinja); absent if the source has none.
-    pub chat_template: Option<FileEntry>,
-}
-
 /// What `manifest.json` holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -149,8 +139,8 @@ pub struct Manifest {
     pub eos_ids: Vec<u32>,
     /// The stages in pipeline order.
     pub stages: Vec<StageEntry>,
-    /// Tokenizer and chat template.
-    pub text: TextFiles,
+    /// The files that turn text into tokens and back: tokenizer, special tokens, chat template.
+    pub text_files: Vec<FileEntry>,
 }
 
 /// Why a manifest is not valid.
@@ -247,7 +237,7 @@ impl Manifest {
                 .iter()
                 .map(|s| serde_json::json!([s.first_layer, s.end_layer, s.xml, s.bin]))
                 .collect::<Vec<_>>(),
-            self.text,
+            self.text_files,
         ]);
         hex(&Sha256::digest(content.to_string().as_bytes()))
     }
@@ -266,8 +256,7 @@ impl Manifest {
         check_model_name(&self.model)?;
         self.validate_stages()?;
         let stage_files = self.stages.iter().flat_map(|s| [&s.xml, &s.bin]);
-        let text_files = [Some(&self.text.tokenizer), self.text.chat_template.as_ref()];
-        for file in stage_files.chain(text_files.into_iter().flatten()) {
+        for file in stage_files.chain(&self.text_files) {
             check_file_name(&file.name)?;
         }
         let expected = self.content_fingerprint();

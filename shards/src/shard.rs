@@ -1,9 +1,24 @@
 //! The sharder: one model file in, one shard set out.
 
-use std::io;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
-use crate::manifest::{Manifest, ManifestError, WeightMode};
+use sha2::{Digest as _, Sha256};
+
+use crate::gguf::{GgmlType, Gguf, GgufError, TensorInfo};
+use crate::ir::bin::BinWriter;
+use crate::llama::config::{ARCHITECTURE, LlamaConfig};
+use crate::llama::stage::{Model, build_stage};
+use crate::llama::tensors::LlamaTensors;
+use crate::manifest::{
+    self, FORMAT_VERSION, FileEntry, MANIFEST_FILE, Manifest, ManifestError, StageEntry, WeightMode,
+};
+use crate::output::{OutputDir, io_error};
+use crate::shard_set::hash_file;
+use crate::split::{self, SplitError};
+use crate::text::{self, TextError};
 
 /// What to shard, and how.
 #[derive(Clone, Debug)]
@@ -40,7 +55,82 @@ pub struct Progress {
 /// Why no shard set was written. Nothing is left behind in any of these cases.
 #[derive(Debug, thiserror::Error)]
 pub enum ShardError {
-    /// A file or folder cannot be read or written.
+    /// The source cannot be read as GGUF: unreadable, truncated, a missing or wrong key.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The tokenizer cannot be converted.
+    #[error("the tokenizer cannot be converted")]
+    Text(#[from] TextError),
+    /// The file is of an architecture that has no graph here.
+    #[error("architecture {found:?} is not supported, supported: {ARCHITECTURE}")]
+    UnknownArchitecture {
+        /// `general.architecture` of the file.
+        found: String,
+    },
+    /// A metadata value that no graph is written for.
+    #[error("{key} is {found}, expected {expected}")]
+    Unsupported {
+        /// The metadata key.
+        key: &'static str,
+        /// Its value.
+        found: String,
+        /// What is supported.
+        expected: &'static str,
+    },
+    /// A tensor that the architecture needs is not in the file.
+    #[error("tensor {tensor} is missing")]
+    MissingTensor {
+        /// Its name.
+        tensor: String,
+    },
+    /// A tensor has another shape than the metadata says.
+    #[error("tensor {tensor} has dimensions {found:?}, expected {expected:?} (columns first)")]
+    TensorShape {
+        /// Its name.
+        tensor: String,
+        /// Dimensions in the order of the file, columns first.
+        expected: Vec<u64>,
+        /// Dimensions found.
+        found: Vec<u64>,
+    },
+    /// A matrix is stored in a type that is not mapped.
+    #[error(
+        "tensor {tensor} is stored as {found}, supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, \
+         Q4_K, Q5_K, Q6_K"
+    )]
+    TensorType {
+        /// Its name.
+        tensor: String,
+        /// Its type.
+        found: GgmlType,
+    },
+    /// A norm, a bias or a frequency table is not stored in f32.
+    #[error("tensor {tensor} is stored as {found}, supported for vectors: F32")]
+    VectorType {
+        /// Its name.
+        tensor: String,
+        /// Its type.
+        found: GgmlType,
+    },
+    /// The stage count or the split does not fit the model.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// The chosen name is not legal.
+    #[error(transparent)]
+    ModelName(ManifestError),
+    /// There is a shard set already.
+    #[error("{} is a shard set already, and replacing it was not asked for", path.display())]
+    OutExists {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The folder holds something else, which is never replaced.
+    #[error("{} is not empty and not a shard set", path.display())]
+    OutNotShardSet {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file or folder cannot be written.
     #[error("cannot write {}", path.display())]
     Io {
         /// What was being written.
@@ -49,15 +139,6 @@ pub enum ShardError {
         #[source]
         source: io::Error,
     },
-    /// The file is of an architecture that has no graph here.
-    #[error("architecture {found:?} is not supported, supported: llama")]
-    UnknownArchitecture {
-        /// `general.architecture` of the file.
-        found: String,
-    },
-    /// The chosen name is not legal.
-    #[error("the model cannot be named so")]
-    ModelName(#[source] ManifestError),
 }
 
 /// Writes the shard set of a model.
@@ -72,6 +153,141 @@ pub fn shard(
     request: &ShardRequest,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Manifest, ShardError> {
-    let _ = progress;
-    Err(ShardError::UnknownArchitecture { found: request.source.display().to_string() })
+    let name = model_name(request)?;
+    let gguf = Gguf::open(&request.source)?;
+    let config = LlamaConfig::read(&gguf)?;
+    let tensors = LlamaTensors::find(&gguf, &config)?;
+    let ranges = ranges(request, &config, &tensors)?;
+    let output = OutputDir::create(&request.out_dir, request.force)?;
+
+    let text = text::write_text_files(&gguf, output.path())?;
+    let text_files = text
+        .files
+        .iter()
+        .map(|name| file_entry(output.path(), name))
+        .collect::<Result<Vec<_>, _>>()?;
+    let model = Model { gguf: &gguf, config: &config, tensors: &tensors, weights: request.weights };
+    let bytes_total = tensors.bytes_of(&ranges);
+    let mut bytes_done = 0;
+    let costs = tensors.costs();
+    let mut stages = Vec::with_capacity(ranges.len());
+    for (index, range) in ranges.iter().enumerate() {
+        let (xml, bin) = write_stage(model, index, range, output.path(), &mut |bytes| {
+            bytes_done += bytes;
+            progress(Progress { stage: index, n_stages: ranges.len(), bytes_done, bytes_total });
+        })?;
+        let cost_share = costs.share(range);
+        let (first_layer, end_layer) = (range.start, range.end);
+        stages.push(StageEntry { index, first_layer, end_layer, cost_share, xml, bin });
+    }
+    let source = request.source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut manifest = Manifest {
+        format_version: FORMAT_VERSION,
+        model: name,
+        architecture: ARCHITECTURE.to_owned(),
+        fingerprint: String::new(),
+        source,
+        weights: request.weights,
+        dims: config.dims.clone(),
+        bos_id: text.bos_id,
+        eos_ids: text.eos_ids,
+        stages,
+        text_files,
+    };
+    manifest.fingerprint = manifest.content_fingerprint();
+    write_manifest(&manifest, output.path())?;
+    output.publish()?;
+    Ok(manifest)
+}
+
+fn model_name(request: &ShardRequest) -> Result<String, ShardError> {
+    match &request.model_name {
+        Some(name) => {
+            manifest::check_model_name(name).map_err(ShardError::ModelName)?;
+            Ok(name.clone())
+        }
+        None => {
+            let stem = request.source.file_stem().unwrap_or_default();
+            Ok(manifest::model_name_from(&stem.to_string_lossy()))
+        }
+    }
+}
+
+fn ranges(
+    request: &ShardRequest,
+    config: &LlamaConfig,
+    tensors: &LlamaTensors<'_>,
+) -> Result<Vec<Range<usize>>, SplitError> {
+    match &request.split {
+        Some(split) => split::by_hand(split, request.n_stages, config.dims.n_layers),
+        None => split::by_cost(&tensors.costs(), request.n_stages),
+    }
+}
+
+fn write_stage(
+    model: Model<'_>,
+    index: usize,
+    layers: &Range<usize>,
+    dir: &Path,
+    on_converted: &mut dyn FnMut(u64),
+) -> Result<(FileEntry, FileEntry), ShardError> {
+    let bin_name = format!("stage-{index}.bin");
+    let bin_path = dir.join(&bin_name);
+    let bin_error = |source| io_error(&bin_path, source);
+    let bin = BinWriter::create(&bin_path).map_err(bin_error)?;
+    let graph = build_stage(model, layers.clone(), bin, on_converted).map_err(bin_error)?;
+    let mut xml = Vec::new();
+    let xml_name = format!("stage-{index}.xml");
+    let xml_path = dir.join(&xml_name);
+    graph.write_xml(&format!("stage-{index}"), &mut xml).map_err(|e| io_error(&xml_path, e))?;
+    let (bytes, sha256) = graph.bin.close().map_err(bin_error)?;
+    let bin = FileEntry { name: bin_name, bytes, sha256 };
+    write_durably(&xml_path, &xml)?;
+    let sha256 = manifest::hex(&Sha256::digest(&xml));
+    Ok((FileEntry { name: xml_name, bytes: xml.len() as u64, sha256 }, bin))
+}
+
+/// The entry of a file that has been written by someone else.
+fn file_entry(dir: &Path, name: &str) -> Result<FileEntry, ShardError> {
+    let path = dir.join(name);
+    let (bytes, sha256) = hash_file(&path).map_err(|source| io_error(&path, source))?;
+    Ok(FileEntry { name: name.to_owned(), bytes, sha256 })
+}
+
+fn write_manifest(manifest: &Manifest, dir: &Path) -> Result<(), ShardError> {
+    let path = dir.join(MANIFEST_FILE);
+    let mut json =
+        serde_json::to_vec_pretty(manifest).map_err(|source| io_error(&path, source.into()))?;
+    json.push(b'\n');
+    write_durably(&path, &json)
+}
+
+fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), ShardError> {
+    let write = || {
+        let mut out = BufWriter::new(File::create_new(path)?);
+        out.write_all(bytes)?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+    };
+    write().map_err(|source| io_error(path, source))
+}
+
+impl<'a> LlamaTensors<'a> {
+    /// What the layers and the head cost per token, for the split.
+    fn costs(&self) -> split::Costs {
+        let layers: Vec<u64> = self.layers.iter().map(|layer| bytes(layer.all())).collect();
+        split::Costs::new(&layers, self.head.weight.n_bytes() as u64)
+    }
+
+    /// Source bytes that all stages convert together.
+    fn bytes_of(&self, ranges: &[Range<usize>]) -> u64 {
+        let layers: u64 = self.layers.iter().map(|layer| bytes(layer.all())).sum();
+        let tied = std::ptr::eq(self.head.weight, self.embedding);
+        let once = bytes([self.embedding, self.output_norm]);
+        let head = if tied && ranges.len() == 1 { 0 } else { self.head.weight.n_bytes() as u64 };
+        layers + once + head
+    }
+}
+
+fn bytes<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> u64 {
+    tensors.into_iter().map(|tensor| tensor.n_bytes() as u64).sum()
 }

@@ -144,18 +144,6 @@ impl ShardSet {
         Ok(StageFiles { xml: self.dir.join(&entry.xml.name), bin: self.dir.join(&entry.bin.name) })
     }
 
-    /// Path of `tokenizer.json`.
-    #[must_use]
-    pub fn tokenizer_path(&self) -> PathBuf {
-        self.dir.join(&self.manifest.text.tokenizer.name)
-    }
-
-    /// Path of the chat template, if the model has one.
-    #[must_use]
-    pub fn chat_template_path(&self) -> Option<PathBuf> {
-        self.manifest.text.chat_template.as_ref().map(|file| self.dir.join(&file.name))
-    }
-
     /// Checks size and SHA-256 of a stage's files. Reads them in full.
     ///
     /// # Errors
@@ -167,17 +155,13 @@ impl ShardSet {
         verify_file(&self.dir, &entry.bin)
     }
 
-    /// Checks size and SHA-256 of the tokenizer and the chat template.
+    /// Checks size and SHA-256 of the text files, which [`crate::text::TextModel::load`] reads
+    /// from the same folder.
     ///
     /// # Errors
     /// [`ShardSetError::Read`], [`ShardSetError::Size`] or [`ShardSetError::Hash`].
     pub fn verify_text(&self) -> Result<(), ShardSetError> {
-        verify_file(&self.dir, &self.manifest.text.tokenizer)?;
-        self.manifest
-            .text
-            .chat_template
-            .as_ref()
-            .map_or(Ok(()), |file| verify_file(&self.dir, file))
+        self.manifest.text_files.iter().try_for_each(|file| verify_file(&self.dir, file))
     }
 }
 
@@ -195,7 +179,8 @@ fn verify_file(dir: &Path, entry: &FileEntry) -> Result<(), ShardSetError> {
     }
 }
 
-fn hash_file(path: &Path) -> io::Result<(u64, String)> {
+/// Size and SHA-256 of a file.
+pub(crate) fn hash_file(path: &Path) -> io::Result<(u64, String)> {
     let mut file = File::open(path)?;
     let mut hash = Sha256::new();
     let mut chunk = vec![0; HASH_CHUNK_BYTES];

@@ -1,0 +1,139 @@
+//! The graph of one stage.
+
+use std::io;
+use std::ops::Range;
+
+use super::config::LlamaConfig;
+use super::linear::Input;
+use super::tensors::{LlamaTensors, Projection};
+use crate::gguf::{Gguf, TensorInfo};
+use crate::ir::bin::BinWriter;
+use crate::ir::element::ElementType;
+use crate::ir::graph::{Graph, Value};
+use crate::manifest::WeightMode;
+use crate::weights::rows::RowOrder;
+use crate::weights::store::Stored;
+
+/// A stage graph under construction.
+pub(crate) struct StageBuilder<'a> {
+    pub(crate) gguf: &'a Gguf,
+    pub(crate) config: &'a LlamaConfig,
+    pub(crate) tensors: &'a LlamaTensors<'a>,
+    pub(crate) weights: WeightMode,
+    pub(crate) graph: Graph,
+    /// Told the source bytes of every tensor that has been written.
+    pub(crate) on_converted: &'a mut dyn FnMut(u64),
+}
+
+/// What all stages of a model are built from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Model<'a> {
+    pub(crate) gguf: &'a Gguf,
+    pub(crate) config: &'a LlamaConfig,
+    pub(crate) tensors: &'a LlamaTensors<'a>,
+    pub(crate) weights: WeightMode,
+}
+
+/// Writes the weights of one stage and builds its graph.
+///
+/// **Shape**: inputs `input_ids` i64 `[B, T]` (first stage) or `inputs_embeds` f32
+/// `[B, T, hidden_dim]`, `attention_mask` i64 `[B, past + T]`, `position_ids` i64 `[B, T]`,
+/// `beam_idx` i32 `[B]`, and in the last stage `logit_rows` i64 `[R]`, which counts rows over the
+/// whole batch (`B * T`). Output `hidden_states` f32 `[B, T, hidden_dim]`, or `logits` f32
+/// `[R, vocab_size]` of the rows asked for.
+///
+/// # Errors
+/// The weight file cannot be written.
+pub(crate) fn build_stage(
+    model: Model<'_>,
+    layers: Range<usize>,
+    bin: BinWriter,
+    on_converted: &mut dyn FnMut(u64),
+) -> io::Result<Graph> {
+    let Model { gguf, config, tensors, weights } = model;
+    let graph = Graph::new(bin);
+    let mut stage = StageBuilder { gguf, config, tensors, weights, graph, on_converted };
+    let is_first = layers.start == 0;
+    let is_last = layers.end == config.dims.n_layers;
+    let hidden_dim = config.dims.hidden_dim;
+
+    let mut table = None;
+    let input = if is_first {
+        stage.graph.parameter("input_ids", ElementType::I64, &[None, None])
+    } else {
+        let dims = [None, None, Some(hidden_dim as u64)];
+        stage.graph.parameter("inputs_embeds", ElementType::F32, &dims)
+    };
+    let context = stage.attention_context(input)?;
+    let mut hidden = input;
+    if is_first {
+        stage.graph.scope("embedding");
+        let stored = stage.store(&[plain(tensors.embedding, config.dims.vocab_size)])?;
+        table = Some(stored);
+        hidden = stage.embed(input, stored)?;
+    }
+    for layer in layers {
+        hidden = stage.layer(layer, &context, hidden)?;
+    }
+    if is_last {
+        let logit_rows = stage.graph.parameter("logit_rows", ElementType::I64, &[None]);
+        stage.graph.scope("head");
+        let logits = stage.head(hidden, logit_rows, table)?;
+        stage.graph.result("logits", logits);
+    } else {
+        stage.graph.result("hidden_states", hidden);
+    }
+    Ok(stage.graph)
+}
+
+fn plain(weight: &TensorInfo, n_rows: usize) -> Projection<'_> {
+    Projection { weight, bias: None, order: RowOrder::Plain, n_rows }
+}
+
+impl StageBuilder<'_> {
+    /// Counts a tensor as written.
+    pub(crate) fn converted(&mut self, tensor: &TensorInfo) {
+        (self.on_converted)(tensor.n_bytes() as u64);
+    }
+
+    /// Looks tokens up in the embedding table.
+    fn embed(&mut self, ids: Value, table: Stored) -> io::Result<Value> {
+        let graph = &mut self.graph;
+        let ids = graph.convert(ids, ElementType::I32);
+        let rows = graph.gather(table.weights, ids, 0)?;
+        let Some(correction) = table.correction else { return Ok(rows) };
+        // The correction is constant in each group of columns: add it group by group.
+        let hidden_dim = self.config.dims.hidden_dim;
+        let n_groups = (hidden_dim / correction.group_len) as i64;
+        let values = graph.gather(correction.values, ids, 0)?;
+        let values = graph.unsqueeze(values, &[-1])?;
+        let rows = graph.reshape(rows, &[0, 0, n_groups, correction.group_len as i64])?;
+        let rows = graph.add_values(rows, values);
+        graph.reshape(rows, &[0, 0, hidden_dim as i64])
+    }
+
+    /// The logits of the chosen rows, `[R, vocab_size]`.
+    fn head(
+        &mut self,
+        hidden: Value,
+        logit_rows: Value,
+        table: Option<Stored>,
+    ) -> io::Result<Value> {
+        let dims = &self.config.dims;
+        let (hidden_dim, vocab_size) = (dims.hidden_dim, dims.vocab_size);
+        let rows = self.graph.reshape(hidden, &[-1, hidden_dim as i64])?;
+        let rows = self.graph.gather(rows, logit_rows, 0)?;
+        let rows = self.graph.unsqueeze(rows, &[0])?;
+        let normed = self.rms_norm(rows, self.tensors.output_norm)?;
+        let mut normed = Input::new(normed, hidden_dim);
+        let head = self.tensors.head;
+        let logits = match table {
+            // One stage and a tied head: the table is in the file already.
+            Some(table) if std::ptr::eq(head.weight, self.tensors.embedding) => {
+                self.product_of(&mut normed, table, None)?
+            }
+            _ => self.project(&mut normed, &[head])?[0],
+        };
+        self.graph.reshape(logits, &[-1, vocab_size as i64])
+    }
+}

@@ -1,0 +1,124 @@
+//! A folder that appears complete or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::manifest::MANIFEST_FILE;
+use crate::shard::ShardError;
+
+/// A folder under construction, beside the place where it will be. Dropping it removes it.
+#[derive(Debug)]
+pub(crate) struct OutputDir {
+    temporary: TempDir,
+    target: PathBuf,
+    force: bool,
+}
+
+impl OutputDir {
+    /// Checks that `target` may be written and makes a temporary folder beside it.
+    ///
+    /// # Errors
+    /// [`ShardError::OutExists`], [`ShardError::OutNotShardSet`] or [`ShardError::Io`].
+    pub(crate) fn create(target: &Path, force: bool) -> Result<Self, ShardError> {
+        check_target(target, force)?;
+        let target = std::path::absolute(target).map_err(|source| io_error(target, source))?;
+        let parent = target.parent().unwrap_or(&target).to_owned();
+        let temporary = tempfile::Builder::new()
+            .prefix(".stagebus-shard-")
+            .tempdir_in(&parent)
+            .map_err(|source| io_error(&parent, source))?;
+        Ok(Self { temporary, target, force })
+    }
+
+    /// The temporary folder.
+    pub(crate) fn path(&self) -> &Path {
+        self.temporary.path()
+    }
+
+    /// Makes the folder's entries durable and moves it to its place.
+    ///
+    /// # Errors
+    /// As [`OutputDir::create`]: the target may have appeared in the meantime.
+    pub(crate) fn publish(self) -> Result<(), ShardError> {
+        let Self { temporary, target, force } = self;
+        sync_dir(temporary.path()).map_err(|source| io_error(temporary.path(), source))?;
+        check_target(&target, force)?;
+        let mut replaced = None;
+        if target.try_exists().map_err(|source| io_error(&target, source))? {
+            // The old set stays whole until the new one is in place.
+            let parent = target.parent().unwrap_or(&target);
+            let aside = tempfile::Builder::new()
+                .prefix(".stagebus-replaced-")
+                .tempdir_in(parent)
+                .map_err(|source| io_error(parent, source))?;
+            let old = aside.path().join("set");
+            fs::rename(&target, &old).map_err(|source| io_error(&target, source))?;
+            replaced = Some((aside, old));
+        }
+        if let Err(source) = fs::rename(temporary.path(), &target) {
+            if let Some((_, old)) = &replaced {
+                fs::rename(old, &target).map_err(|source| io_error(&target, source))?;
+            }
+            return Err(io_error(&target, source));
+        }
+        make_readable(&target).map_err(|source| io_error(&target, source))?;
+        if let Some(parent) = target.parent() {
+            sync_dir(parent).map_err(|source| io_error(parent, source))?;
+        }
+        // The folder has moved: there is nothing left to remove under its temporary name.
+        let _: PathBuf = temporary.keep();
+        if let Some((aside, _)) = replaced {
+            aside.close().map_err(|source| io_error(&target, source))?;
+        }
+        Ok(())
+    }
+}
+
+/// Nothing may be there, unless it is a shard set (or an empty folder) and may be replaced.
+fn check_target(target: &Path, force: bool) -> Result<(), ShardError> {
+    let mut entries = match fs::read_dir(target) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(io_error(target, source)),
+    };
+    let manifest = target.join(MANIFEST_FILE);
+    if manifest.try_exists().map_err(|source| io_error(&manifest, source))? {
+        return if force { Ok(()) } else { Err(ShardError::OutExists { path: target.to_owned() }) };
+    }
+    if entries.next().is_none() {
+        return Ok(());
+    }
+    Err(ShardError::OutNotShardSet { path: target.to_owned() })
+}
+
+/// Names the path that an input or output error is about.
+pub(crate) fn io_error(path: &Path, source: io::Error) -> ShardError {
+    ShardError::Io { path: path.to_owned(), source }
+}
+
+/// Makes a folder's entries durable.
+#[cfg(unix)]
+fn sync_dir(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Folders cannot be opened as files here; the files themselves are durable already.
+#[cfg(not(unix))]
+fn sync_dir(_path: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+/// Temporary folders are private; a shard set is as readable as any other folder.
+#[cfg(unix)]
+fn make_readable(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+}
+
+#[cfg(not(unix))]
+fn make_readable(_path: &Path) -> io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! Block formats of ggml in one common form: `value = scale * code + offset` per group.
+//!
+//! The scale and the offset of a group are exact in f32: they are an f16, or an f16 times an
+//! integer of at most eight bits (11 + 8 significant bits). The offset is zero for formats that
+//! have none.
+//!
+//! **Source**: the block structs and `dequantize_row_*` of ggml-org/ggml, `ggml-quants.c`.
+
+use half::f16;
+
+use crate::gguf::GgmlType;
+
+/// Elements of a super-block of the K formats.
+const SUPER: usize = 256;
+
+/// A block format that the sharder maps to integer codes with group scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BlockFormat {
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    Q4K,
+    Q5K,
+    Q6K,
+}
+
+impl BlockFormat {
+    pub(crate) fn from_ggml(ggml_type: GgmlType) -> Option<Self> {
+        match ggml_type {
+            GgmlType::Q4_0 => Some(Self::Q4_0),
+            GgmlType::Q4_1 => Some(Self::Q4_1),
+            GgmlType::Q8_0 => Some(Self::Q8_0),
+            GgmlType::Q4_K => Some(Self::Q4K),
+            GgmlType::Q5_K => Some(Self::Q5K),
+            GgmlType::Q6_K => Some(Self::Q6K),
+            _ => None,
+        }
+    }
+
+    /// Elements that share a scale and an offset.
+    pub(crate) fn group_len(self) -> usize {
+        match self {
+            Self::Q6K => 16,
+            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Q4K | Self::Q5K => 32,
+        }
+    }
+
+    /// Bits of a code.
+    pub(crate) fn code_bits(self) -> u32 {
+        match self {
+            Self::Q4_0 | Self::Q4_1 | Self::Q4K => 4,
+            Self::Q5K => 5,
+            Self::Q6K => 6,
+            Self::Q8_0 => 8,
+        }
+    }
+
+    /// Whether groups have an offset; then codes count from 0, else they are signed.
+    pub(crate) fn has_offset(self) -> bool {
+        matches!(self, Self::Q4_1 | Self::Q4K | Self::Q5K)
+    }
+
+    /// Whether every scale is an f16.
+    pub(crate) fn scales_are_f16(self) -> bool {
+        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
+    }
+
+    fn block_bytes(self) -> usize {
+        match self {
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q8_0 => 34,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+        }
+    }
+
+    fn block_len(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K => SUPER,
+        }
+    }
+
+    /// Decodes the codes of a row.
+    ///
+    /// **Shape**: `row` is whole blocks; `codes` has one entry per element.
+    pub(crate) fn codes(self, row: &[u8], codes: &mut [i8]) {
+        let blocks = row.chunks_exact(self.block_bytes());
+        for (block, codes) in blocks.zip(codes.chunks_exact_mut(self.block_len())) {
+            match self {
+                Self::Q4_0 => nibbles(&block[2..], codes, 8),
+                Self::Q4_1 => nibbles(&block[4..], codes, 0),
+                Self::Q8_0 => {
+                    for (code, byte) in codes.iter_mut().zip(&block[2..]) {
+                        *code = *byte as i8;
+                    }
+                }
+                Self::Q4K => {
+                    for (bytes, codes) in
+                        block[16..].chunks_exact(32).zip(codes.chunks_exact_mut(64))
+                    {
+                        nibbles(bytes, codes, 0);
+                    }
+                }
+                Self::Q5K => codes_q5k(block, codes),
+                Self::Q6K => codes_q6k(block, codes),
+            }
+        }
+    }
+
+    /// Decodes the scales and the offsets of a row.
+    ///
+    /// **Shape**: `scales` and `offsets` have one entry per group.
+    pub(crate) fn scales(self, row: &[u8], scales: &mut [f32], offsets: &mut [f32]) {
+        let n_groups = self.block_len() / self.group_len();
+        let groups = scales.chunks_exact_mut(n_groups).zip(offsets.chunks_exact_mut(n_groups));
+        for (block, (scales, offsets)) in row.chunks_exact(self.block_bytes()).zip(groups) {
+            match self {
+                Self::Q4_0 | Self::Q8_0 => {
+                    scales[0] = f16_at(block, 0);
+                    offsets[0] = 0.0;
+                }
+                Self::Q4_1 => {
+                    scales[0] = f16_at(block, 0);
+                    offsets[0] = f16_at(block, 2);
+                }
+                Self::Q4K | Self::Q5K => {
+                    let (d, d_min) = (f16_at(block, 0), f16_at(block, 2));
+                    for (group, (scale, offset)) in scales.iter_mut().zip(offsets).enumerate() {
+                        let (sub_scale, sub_min) = sub_scale_and_min(&block[4..16], group);
+                        *scale = d * f32::from(sub_scale);
+                        *offset = -(d_min * f32::from(sub_min));
+                    }
+                }
+                Self::Q6K => {
+                    let d = f16_at(block, 208);
+                    for (scale, sub_scale) in scales.iter_mut().zip(&block[192..208]) {
+                        *scale = d * f32::from(*sub_scale as i8);
+                    }
+                    offsets.fill(0.0);
+                }
+            }
+        }
+    }
+
+    /// Decodes the values of a row, as ggml does in f32.
+    pub(crate) fn values(self, row: &[u8], values: &mut [f32]) {
+        let group_len = self.group_len();
+        let n_groups = values.len() / group_len;
+        let mut codes = vec![0; values.len()];
+        let mut scales = vec![0.0; n_groups];
+        let mut offsets = vec![0.0; n_groups];
+        self.codes(row, &mut codes);
+        self.scales(row, &mut scales, &mut offsets);
+        for (index, (value, code)) in values.iter_mut().zip(codes).enumerate() {
+            let group = index / group_len;
+            *value = scales[group] * f32::from(code) + offsets[group];
+        }
+    }
+}
+
+fn f16_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// Low nibbles are the first half of the codes, high nibbles the second.
+fn nibbles(bytes: &[u8], codes: &mut [i8], shift: i8) {
+    let (low, high) = codes.split_at_mut(bytes.len());
+    for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
+        *low = (byte & 0x0f) as i8 - shift;
+        *high = (byte >> 4) as i8 - shift;
+    }
+}
+
+/// The 6-bit scale and minimum of one of the eight groups of a Q4_K or Q5_K super-block.
+fn sub_scale_and_min(packed: &[u8], group: usize) -> (u8, u8) {
+    if group < 4 {
+        (packed[group] & 63, packed[group + 4] & 63)
+    } else {
+        let scale = (packed[group + 4] & 0x0f) | ((packed[group - 4] >> 6) << 4);
+        let min = (packed[group + 4] >> 4) | ((packed[group] >> 6) << 4);
+        (scale, min)
+    }
+}
+
+fn codes_q5k(block: &[u8], codes: &mut [i8]) {
+    let (high_bits, low_bits) = (&block[16..48], &block[48..176]);
+    for (pair, codes) in codes.chunks_exact_mut(64).enumerate() {
+        nibbles(&low_bits[32 * pair..][..32], codes, 0);
+        for (index, code) in codes.iter_mut().enumerate() {
+            let bit = 2 * pair + index / 32;
+            *code |= (((high_bits[index % 32] >> bit) & 1) << 4) as i8;
+        }
+    }
+}
+
+fn codes_q6k(block: &[u8], codes: &mut [i8]) {
+    let (low_bits, high_bits) = (&block[..128], &block[128..192]);
+    for (half, codes) in codes.chunks_exact_mut(128).enumerate() {
+        for (index, code) in codes.iter_mut().enumerate() {
+            let low = low_bits[64 * half + index % 64] >> (4 * (index / 64)) & 0x0f;
+            let high = high_bits[32 * half + index % 32] >> (2 * (index / 32)) & 3;
+            *code = (low | high << 4) as i8 - 32;
+        }
+    }
+}

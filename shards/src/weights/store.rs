@@ -1,0 +1,235 @@
+//! Writes a matrix into the weight file and builds the graph that gives its values back.
+
+use std::io;
+
+use half::f16;
+
+use super::layout::{Coding, Grouped, Layout};
+use super::rows::Rows;
+use crate::ir::element::ElementType;
+use crate::ir::graph::{Graph, Value};
+use crate::quant::BlockFormat;
+
+/// A matrix in the graph.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stored {
+    /// The weights, f32 `[n_rows, n_cols]`; without the correction's part if there is one.
+    pub(crate) weights: Value,
+    /// What is added per group of columns.
+    pub(crate) correction: Option<Correction>,
+}
+
+/// The constant part of each group: `weights[r][c] += values[r][c / group_len]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Correction {
+    /// f32 `[n_rows, n_cols / group_len]`.
+    pub(crate) values: Value,
+    pub(crate) group_len: usize,
+}
+
+/// Writes a matrix in the given layout.
+///
+/// # Errors
+/// The weight file cannot be written.
+pub(crate) fn store(graph: &mut Graph, rows: &Rows<'_>, layout: Layout) -> io::Result<Stored> {
+    match layout {
+        Layout::Plain(element) => store_plain(graph, rows, element),
+        Layout::Grouped(grouped) => store_grouped(graph, rows, grouped),
+    }
+}
+
+fn store_plain(graph: &mut Graph, rows: &Rows<'_>, element: ElementType) -> io::Result<Stored> {
+    let dims = [rows.n_rows() as u64, rows.n_cols() as u64];
+    let offset = graph.bin.start()?;
+    for row in rows.iter() {
+        graph.bin.write(row)?;
+    }
+    let span = graph.bin.finish(offset);
+    let constant = graph.constant_at(element, &dims, span);
+    let weights = match element {
+        ElementType::F32 => constant,
+        _ => graph.convert(constant, ElementType::F32),
+    };
+    Ok(Stored { weights, correction: None })
+}
+
+fn store_grouped(graph: &mut Graph, rows: &Rows<'_>, grouped: Grouped) -> io::Result<Stored> {
+    let Grouped { format, coding, code, scale } = grouped;
+    let group_len = format.group_len();
+    let (n_rows, n_cols) = (rows.n_rows() as u64, rows.n_cols() as u64);
+    let n_groups = n_cols / group_len as u64;
+    let by_group = [n_rows, n_groups, 1];
+
+    let codes =
+        each_row(graph, rows, |coder, row, out| coder.codes(row, coding, code, out), format)?;
+    let codes = graph.constant_at(code, &[n_rows, n_groups, group_len as u64], codes);
+    let mut weights = graph.convert(codes, scale);
+    if coding == Coding::ZeroPoint {
+        let zeros = each_row(graph, rows, |coder, row, out| coder.zeros(row, code, out), format)?;
+        let zeros = graph.constant_at(code, &by_group, zeros);
+        let zeros = graph.convert(zeros, scale);
+        weights = graph.subtract(weights, zeros);
+    }
+    let scales =
+        each_row(graph, rows, |coder, row, out| coder.scales(row, coding, scale, out), format)?;
+    let scales = graph.constant_at(scale, &by_group, scales);
+    weights = graph.multiply(weights, scales);
+    weights = graph.reshape(weights, &[n_rows as i64, n_cols as i64])?;
+    if scale != ElementType::F32 {
+        weights = graph.convert(weights, ElementType::F32);
+    }
+    let correction = match coding {
+        Coding::Centred { shift } => {
+            let values = each_row(
+                graph,
+                rows,
+                |coder, row, out| coder.corrections(row, shift, out),
+                format,
+            )?;
+            let values = graph.constant_at(ElementType::F32, &[n_rows, n_groups], values);
+            Some(Correction { values, group_len })
+        }
+        Coding::Same | Coding::ZeroPoint | Coding::Recoded => None,
+    };
+    Ok(Stored { weights, correction })
+}
+
+/// Writes one constant: what `encode` makes of every row.
+fn each_row(
+    graph: &mut Graph,
+    rows: &Rows<'_>,
+    mut encode: impl FnMut(&mut RowCoder, &[u8], &mut Vec<u8>),
+    format: BlockFormat,
+) -> io::Result<crate::ir::bin::Span> {
+    let mut coder = RowCoder::new(format, rows.n_cols());
+    let mut encoded = Vec::new();
+    let offset = graph.bin.start()?;
+    for row in rows.iter() {
+        encoded.clear();
+        encode(&mut coder, row, &mut encoded);
+        graph.bin.write(&encoded)?;
+    }
+    Ok(graph.bin.finish(offset))
+}
+
+/// Encodes rows of one format; keeps its buffers from row to row.
+#[derive(Debug)]
+pub(crate) struct RowCoder {
+    format: BlockFormat,
+    codes: Vec<i8>,
+    scales: Vec<f32>,
+    offsets: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl RowCoder {
+    pub(crate) fn new(format: BlockFormat, n_cols: usize) -> Self {
+        let n_groups = n_cols / format.group_len();
+        Self {
+            format,
+            codes: vec![0; n_cols],
+            scales: vec![0.0; n_groups],
+            offsets: vec![0.0; n_groups],
+            values: vec![0.0; n_cols],
+        }
+    }
+
+    fn decode_scales(&mut self, row: &[u8]) {
+        self.format.scales(row, &mut self.scales, &mut self.offsets);
+    }
+
+    /// The codes of a row, packed.
+    pub(crate) fn codes(
+        &mut self,
+        row: &[u8],
+        coding: Coding,
+        element: ElementType,
+        out: &mut Vec<u8>,
+    ) {
+        match coding {
+            Coding::Same | Coding::ZeroPoint => self.format.codes(row, &mut self.codes),
+            Coding::Centred { shift } => {
+                self.format.codes(row, &mut self.codes);
+                for code in &mut self.codes {
+                    *code -= shift;
+                }
+            }
+            Coding::Recoded => self.recode(row),
+        }
+        match element {
+            ElementType::I4 | ElementType::U4 => pack_nibbles(&self.codes, out),
+            _ => out.extend(self.codes.iter().map(|code| *code as u8)),
+        }
+    }
+
+    /// Fills `codes` with the symmetric eight-bit codes of the row's values, and `scales`.
+    fn recode(&mut self, row: &[u8]) {
+        self.format.values(row, &mut self.values);
+        let group_len = self.format.group_len();
+        let groups =
+            self.values.chunks_exact(group_len).zip(self.codes.chunks_exact_mut(group_len));
+        for ((values, codes), scale) in groups.zip(&mut self.scales) {
+            let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+            *scale = f16::from_f32(largest / 127.0).to_f32();
+            let inverse = if *scale > 0.0 { 1.0 / *scale } else { 0.0 };
+            for (code, value) in codes.iter_mut().zip(values) {
+                *code = (value * inverse).round().clamp(-127.0, 127.0) as i8;
+            }
+        }
+    }
+
+    /// The scales of a row.
+    pub(crate) fn scales(
+        &mut self,
+        row: &[u8],
+        coding: Coding,
+        element: ElementType,
+        out: &mut Vec<u8>,
+    ) {
+        match coding {
+            Coding::Recoded => self.recode(row),
+            Coding::Same | Coding::Centred { .. } | Coding::ZeroPoint => self.decode_scales(row),
+        }
+        for scale in &self.scales {
+            match element {
+                ElementType::F16 => out.extend(f16::from_f32(*scale).to_le_bytes()),
+                _ => out.extend(scale.to_le_bytes()),
+            }
+        }
+    }
+
+    /// The integer zero points of a row, packed: `-offset / scale`, rounded to what fits.
+    pub(crate) fn zeros(&mut self, row: &[u8], element: ElementType, out: &mut Vec<u8>) {
+        self.decode_scales(row);
+        let largest = if element == ElementType::U4 { 15.0 } else { 127.0 };
+        let zeros: Vec<i8> = self
+            .scales
+            .iter()
+            .zip(&self.offsets)
+            .map(|(scale, offset)| {
+                let zero = if *scale == 0.0 { 0.0 } else { -offset / scale };
+                zero.round().clamp(0.0, largest) as i8
+            })
+            .collect();
+        match element {
+            ElementType::U4 => pack_nibbles(&zeros, out),
+            _ => out.extend(zeros.iter().map(|zero| *zero as u8)),
+        }
+    }
+
+    /// The corrections of a row, f32: what is left of the offsets when codes are centred.
+    pub(crate) fn corrections(&mut self, row: &[u8], shift: i8, out: &mut Vec<u8>) {
+        self.decode_scales(row);
+        for (scale, offset) in self.scales.iter().zip(&self.offsets) {
+            out.extend((offset + f32::from(shift) * scale).to_le_bytes());
+        }
+    }
+}
+
+/// Two codes per byte, the first in the low nibble.
+fn pack_nibbles(codes: &[i8], out: &mut Vec<u8>) {
+    out.extend(codes.chunks(2).map(|pair| {
+        let high = pair.get(1).map_or(0, |code| (*code as u8) << 4);
+        (pair[0] as u8 & 0x0f) | high
+    }));
+}
