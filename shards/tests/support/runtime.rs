@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Panics if it is not there: a test that skips itself tests nothing.
 #[expect(clippy::disallowed_methods, reason = "tests have no configuration to read it from")]
-pub fn smollm2() -> PathBuf {
+pub(crate) fn smollm2() -> PathBuf {
     const MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
     let found = match std::env::var_os("STAGEBUS_RUNTIME_DIR") {
         Some(folder) => Some(Path::new(&folder).join(MODEL)).filter(|path| path.is_file()),

@@ -2,7 +2,7 @@
 
 /// A metadata value.
 #[derive(Clone, Debug, PartialEq)]
-pub enum MetaValue {
+pub(crate) enum MetaValue {
     U8(u8),
     I8(i8),
     U16(u16),
@@ -19,11 +19,11 @@ pub enum MetaValue {
 }
 
 impl MetaValue {
-    pub fn str(text: &str) -> Self {
+    pub(crate) fn str(text: &str) -> Self {
         Self::Str(text.to_owned())
     }
 
-    pub fn strs<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
+    pub(crate) fn strs<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
         Self::Array(texts.into_iter().map(Self::str).collect())
     }
 
@@ -71,20 +71,20 @@ impl MetaValue {
 
 /// A tensor with the bytes of its data.
 #[derive(Clone, Debug)]
-pub struct TestTensor {
-    pub name: String,
-    pub ggml_type: u32,
-    pub dims: Vec<u64>,
-    pub data: Vec<u8>,
+pub(crate) struct TestTensor {
+    pub(crate) name: String,
+    pub(crate) ggml_type: u32,
+    pub(crate) dims: Vec<u64>,
+    pub(crate) data: Vec<u8>,
 }
 
 /// A GGUF file in the making.
 #[derive(Clone, Debug)]
-pub struct GgufWriter {
-    pub version: u32,
-    pub alignment: u64,
-    pub metadata: Vec<(String, MetaValue)>,
-    pub tensors: Vec<TestTensor>,
+pub(crate) struct GgufWriter {
+    pub(crate) version: u32,
+    pub(crate) alignment: u64,
+    pub(crate) metadata: Vec<(String, MetaValue)>,
+    pub(crate) tensors: Vec<TestTensor>,
 }
 
 impl Default for GgufWriter {
@@ -94,18 +94,29 @@ impl Default for GgufWriter {
 }
 
 impl GgufWriter {
-    pub fn meta(mut self, key: &str, value: MetaValue) -> Self {
+    pub(crate) fn meta(mut self, key: &str, value: MetaValue) -> Self {
         self.metadata.push((key.to_owned(), value));
         self
     }
 
-    pub fn tensor(mut self, name: &str, ggml_type: u32, dims: &[u64], data: Vec<u8>) -> Self {
-        self.tensors.push(TestTensor { name: name.to_owned(), ggml_type, dims: dims.to_vec(), data });
+    pub(crate) fn tensor(
+        mut self,
+        name: &str,
+        ggml_type: u32,
+        dims: &[u64],
+        data: Vec<u8>,
+    ) -> Self {
+        self.tensors.push(TestTensor {
+            name: name.to_owned(),
+            ggml_type,
+            dims: dims.to_vec(),
+            data,
+        });
         self
     }
 
     /// The bytes of the file; the last tensor is not padded.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
