@@ -1,5 +1,7 @@
 //! The tokenizer and chat template of a real model, against recorded results of other programs.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test ends at the first surprise")]
+
 #[path = "support/runtime.rs"]
 mod runtime;
 

@@ -40,6 +40,7 @@ pub(super) struct TokenizerJson<'a> {
     model: Bpe<'a>,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "the fields of a file format")]
 #[derive(Debug, Serialize)]
 struct AddedToken<'a> {
     id: u32,
@@ -51,6 +52,7 @@ struct AddedToken<'a> {
     special: bool,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "the fields of a file format")]
 #[derive(Debug, Serialize)]
 struct Bpe<'a> {
     #[serde(rename = "type")]
@@ -59,17 +61,11 @@ struct Bpe<'a> {
     unk_token: Option<&'a str>,
     continuing_subword_prefix: Option<&'a str>,
     end_of_word_suffix: Option<&'a str>,
-    #[serde(flatten)]
-    rules: BpeRules,
-    vocab: Vocab<'a>,
-    merges: Vec<(&'a str, &'a str)>,
-}
-
-#[derive(Debug, Serialize)]
-struct BpeRules {
     fuse_unk: bool,
     byte_fallback: bool,
     ignore_merges: bool,
+    vocab: Vocab<'a>,
+    merges: Vec<(&'a str, &'a str)>,
 }
 
 /// Serialises tokens by id as a map from text to id.
@@ -148,11 +144,9 @@ fn byte_level<'a>(
             unk_token: None,
             continuing_subword_prefix: None,
             end_of_word_suffix: None,
-            rules: BpeRules {
-                fuse_unk: false,
-                byte_fallback: false,
-                ignore_merges: pre_tokenizer.ignore_merges,
-            },
+            fuse_unk: false,
+            byte_fallback: false,
+            ignore_merges: pre_tokenizer.ignore_merges,
             vocab: Vocab(vocabulary),
             merges,
         },
@@ -205,7 +199,9 @@ fn sentence_piece<'a>(
             unk_token: vocabulary.unknown.map(|id| vocabulary.token(id)),
             continuing_subword_prefix: None,
             end_of_word_suffix: None,
-            rules: BpeRules { fuse_unk: true, byte_fallback: true, ignore_merges: false },
+            fuse_unk: true,
+            byte_fallback: true,
+            ignore_merges: false,
             vocab: Vocab(vocabulary),
             merges: merges_from_scores(vocabulary, &scores)?,
         },

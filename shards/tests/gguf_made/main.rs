@@ -1,6 +1,14 @@
 //! GGUF files made for the purpose, right ones and wrong ones, through the reader and the
 //! tokenizer conversion.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "a test ends at the first surprise, and its numbers are small"
+)]
+
 mod allocation;
 mod hostile;
 mod reading;

@@ -1,6 +1,7 @@
 //! Tokenizers made for the purpose, converted from GGUF metadata and used.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use serde::Serialize;
@@ -260,10 +261,16 @@ fn the_space_prefix_can_be_off() {
     assert_eq!(model.decode(&[261]), " the");
 }
 
+/// The SentencePiece model, converted once.
+fn shared_sentence_piece() -> &'static TextModel {
+    static MODEL: OnceLock<TextModel> = OnceLock::new();
+    MODEL.get_or_init(|| load(&sentence_piece()).0)
+}
+
 proptest! {
     #[test]
     fn sentence_piece_pushes_join_to_the_decode(ids in prop::collection::vec(0u32..280, 0..40)) {
-        let (model, _) = load(&sentence_piece());
+        let model = shared_sentence_piece();
         let mut detokenizer = model.detokenizer();
         let mut joined = String::new();
         for &id in &ids {
@@ -275,7 +282,7 @@ proptest! {
 
     #[test]
     fn sentence_piece_text_comes_back(text in "[theab é🦀日\\n]{0,30}") {
-        let (model, _) = load(&sentence_piece());
+        let model = shared_sentence_piece();
         let ids = model.encode(&text, true).unwrap();
         prop_assert_eq!(model.decode(&ids), text);
     }
