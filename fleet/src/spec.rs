@@ -1,0 +1,116 @@
+//! What a local fleet consists of.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::broker::BrokerOptions;
+use crate::error::FleetError;
+use crate::output::LogSink;
+
+/// Name of the manifest in a shard set.
+const MANIFEST: &str = "manifest.json";
+
+/// The processes of a fleet and how they are started.
+#[derive(Debug, Clone)]
+pub struct FleetSpec {
+    /// The `stagebus` program, whose subcommands `worker` and `coordinator` are started.
+    pub program: PathBuf,
+    /// The shard set.
+    pub shards: PathBuf,
+    /// Workers of every stage.
+    pub workers_per_stage: usize,
+    /// Coordinators.
+    pub n_coordinators: usize,
+    /// A private broker, or an address.
+    pub broker: BrokerChoice,
+    /// Settings for every process, each `table.key=value`, handed on with `--set`. A worker leaves
+    /// the table `coordinator` alone, and the reverse.
+    pub settings: Vec<String>,
+    /// Which processors the processes run on.
+    pub pinning: Pinning,
+    /// Where their log lines go.
+    pub log: LogSink,
+    /// How long things may take.
+    pub timeouts: Timeouts,
+}
+
+/// Which broker a fleet uses.
+#[derive(Debug, Clone)]
+pub enum BrokerChoice {
+    /// Starts one that belongs to the fleet.
+    Private(BrokerOptions),
+    /// Uses a running one at this address; it is left alone at the end.
+    Running(String),
+}
+
+/// Processors by process, in the form of `taskset` (Linux only); an absent entry leaves the choice
+/// to the system.
+#[derive(Debug, Clone, Default)]
+pub struct Pinning {
+    /// By stage; all workers of a stage share them.
+    pub workers: Vec<Option<String>>,
+    /// For all coordinators.
+    pub coordinators: Option<String>,
+}
+
+/// Deadlines of a fleet.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// From the start of a process until it says that it is ready. Loading and compiling a shard
+    /// of several gigabytes on a slow disk takes minutes.
+    pub ready: Duration,
+    /// For all coordinators to leave, and again for all workers.
+    pub leave: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { ready: Duration::from_secs(300), leave: Duration::from_secs(15) }
+    }
+}
+
+impl FleetSpec {
+    /// One worker a stage, one coordinator and a private broker.
+    #[must_use]
+    pub fn new(program: PathBuf, shards: PathBuf) -> Self {
+        Self {
+            program,
+            shards,
+            workers_per_stage: 1,
+            n_coordinators: 1,
+            broker: BrokerChoice::Private(BrokerOptions::default()),
+            settings: Vec::new(),
+            pinning: Pinning::default(),
+            log: LogSink::default(),
+            timeouts: Timeouts::default(),
+        }
+    }
+
+    /// Like [`FleetSpec::new`] with the program named by `STAGEBUS_BIN`, else the running one.
+    ///
+    /// # Errors
+    /// [`FleetError::File`] if the running program cannot be found.
+    pub fn with_this_program(shards: PathBuf) -> Result<Self, FleetError> {
+        let program = match stagebus_settings::environment::stagebus_bin() {
+            Some(program) => program,
+            None => std::env::current_exe()
+                .map_err(|source| FleetError::File { path: "current program".into(), source })?,
+        };
+        Ok(Self::new(program, shards))
+    }
+}
+
+/// How many stages the shard set in `folder` has.
+pub(crate) fn n_stages(folder: &Path) -> Result<usize, FleetError> {
+    let path = folder.join(MANIFEST);
+    let text = fs::read_to_string(&path)
+        .map_err(|source| FleetError::File { path: path.clone(), source })?;
+    serde_json::from_str::<Value>(&text)
+        .ok()
+        .and_then(|manifest| Some(manifest["stages"].as_array()?.len()))
+        .filter(|&n_stages| n_stages > 0)
+        .ok_or(FleetError::Manifest { path })
+}
