@@ -1,1 +1,23 @@
-//! To be written.
+//! Runs one stage of a model: sessions, their KV caches, steps.
+//!
+//! [`Backend`] is the contract. [`open_backend`] gives the backend that an [`EngineKind`] names:
+//! the **stateful** one runs a shard with OpenVINO, the one of [`testing`] computes a toy model
+//! without it. Nothing here knows the broker, and only `openvino` calls OpenVINO.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "tensor code: positions and token ids are checked against the model's dimensions first"
+)]
+
+pub mod argmax;
+pub mod backend;
+pub mod stage;
+pub mod testing;
+mod validate;
+
+pub use backend::{
+    Backend, KvUse, OpenError, RowPath, SessionKey, StageOutput, StepDone, StepError, StepRows,
+};
+pub use stage::{StageSpec, StageSpecError};
