@@ -54,6 +54,7 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", to_json);
+        environment.add_test("iterable", is_iterable);
         environment
             .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|source| TextError::TemplateSyntax { source })?;
@@ -115,6 +116,12 @@ fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
     jiff::fmt::strtime::format(format, &jiff::Zoned::now()).map_err(|error| {
         minijinja::Error::new(ErrorKind::InvalidOperation, "bad time format").with_source(error)
     })
+}
+
+/// In Python none cannot be iterated, and templates ask `tools is iterable` to find out whether
+/// there are tools.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 /// JSON as Python writes it: nothing escaped for HTML, and a space after `:` and `,`.

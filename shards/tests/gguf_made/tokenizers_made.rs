@@ -306,6 +306,7 @@ fn templates_behave_as_in_python() {
         ("{{ bos_token }}{{ messages[0]['content'].strip() }}{{ eos_token }}", "<s>be brief</s>"),
         ("{{ messages[0]['content'] | trim }}|{{ messages[-1].role.upper() }}", "be brief|USER"),
         ("{% if tools is none and not unheard_of %}plain{% endif %}", "plain"),
+        ("{{ tools is iterable }} {{ messages is iterable }}", "False True"),
         ("{% generation %}{{ messages[1]['content'] }}{%- endgeneration -%} !", "hi!"),
         (
             "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
