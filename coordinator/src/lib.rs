@@ -1,1 +1,29 @@
-//! To be written.
+//! Turns prompt requests into sessions and drives them over the stages.
+//!
+//! One task owns everything ([`run`]); what happens reaches it as actions, which change its state
+//! without waiting. It needs a shard set's manifest, tokenizer and chat template, no weights.
+
+mod action;
+mod broker;
+mod client;
+mod config;
+mod coordinator;
+mod error;
+mod fault;
+mod fleet_view;
+mod prefill;
+mod process;
+mod session;
+#[cfg(test)]
+#[path = "../tests/support/shard_set.rs"]
+mod shard_set;
+mod signals;
+mod state;
+mod stop;
+mod timings;
+mod transcript;
+
+pub use config::{CoordinatorConfig, CoordinatorSettings, SettingError};
+pub use coordinator::{Ready, run};
+pub use error::CoordinatorError;
+pub use process::{CoordinatorArgs, serve, serve_until_signalled};

@@ -1,0 +1,104 @@
+//! What reaches the coordinator, and what it does to the outside.
+
+use bytes::Bytes;
+use stagebus_schemas::error::ErrorReply;
+use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
+use stagebus_schemas::messages::control::{Close, Open};
+use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement};
+use stagebus_schemas::messages::forward::Forward;
+use stagebus_schemas::messages::head::Head;
+use stagebus_schemas::messages::public::{Event, PromptInput};
+use stagebus_schemas::subjects::LostStep;
+
+use crate::client::Client;
+
+/// One thing that happened. [`crate::state::State::apply`] handles each without waiting.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// A request on the prompt subject.
+    Request(Incoming),
+    /// The token ids of a request's text are there.
+    Encoded { session: SessionId, tokens: Result<Vec<u32>, ErrorReply> },
+    /// A client wants the end of its request.
+    Cancel(RequestId),
+    /// A worker answered an `open`, or did not.
+    Opened(OpenAnswer),
+    /// A worker was asked whether it lives; `gone` if nobody listens there.
+    Checked { worker: WorkerId, gone: bool },
+    /// Rows or faults came from a stage.
+    Head(Head),
+    /// The broker says that nobody heard a step.
+    Lost(LostStep),
+    /// A worker announced itself.
+    Worker(WorkerAnnouncement),
+    /// Somebody asked who is there, or the time for an announcement has come.
+    Announce,
+    /// A step or an event of a session could not be handed to the broker.
+    Unsent(SessionId),
+    /// The connection to the broker broke.
+    Disconnected,
+    /// The connection to the broker stands again: messages may be lost.
+    Reconnected,
+    /// A deadline has passed.
+    Tick,
+    /// Take no new requests.
+    Drain,
+    /// End what still runs.
+    Stop,
+}
+
+/// A request as it came.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    /// The bytes.
+    pub(crate) payload: Bytes,
+    /// Who gets the events; nobody without a reply subject.
+    pub(crate) client: Option<Client>,
+}
+
+/// The outcome of one `open`.
+#[derive(Debug)]
+pub(crate) struct OpenAnswer {
+    /// The session.
+    pub(crate) session: SessionId,
+    /// Epoch that was to be opened.
+    pub(crate) epoch: Epoch,
+    /// Stage of the worker.
+    pub(crate) stage: StageIndex,
+    /// The worker.
+    pub(crate) worker: WorkerId,
+    /// Length of the cached prefix in tokens, or why the session is not open.
+    pub(crate) outcome: Result<u32, OpenFailure>,
+}
+
+/// Why a worker did not open a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum OpenFailure {
+    /// Nobody listens on its control subject.
+    Gone,
+    /// No valid answer came in time; it may have opened the session.
+    Silent,
+    /// It refused.
+    Refused(ErrorReply),
+}
+
+/// What is to be done outside, in order.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// Turn the text of a request into token ids, off the owner's task.
+    Encode { session: SessionId, input: PromptInput },
+    /// Ask a worker to open a session.
+    Open { stage: StageIndex, worker: WorkerId, open: Open },
+    /// Tell a worker to end a session.
+    Close { stage: StageIndex, worker: WorkerId, close: Close },
+    /// Ask a worker whether it lives.
+    Check { stage: StageIndex, worker: WorkerId },
+    /// Send rows to the first stage.
+    Step { worker: WorkerId, lost: LostStep, forward: Forward },
+    /// Send an event to a client.
+    Event { session: Option<SessionId>, client: Client, event: Event },
+    /// End a client's event stream.
+    EndOfEvents { client: Client },
+    /// Announce this coordinator.
+    Announce(CoordinatorAnnouncement),
+}

@@ -1,0 +1,572 @@
+//! The owner task: waits for what happens, lets the state take it, does what the state wants.
+//!
+//! ```text
+//! prompt cancel head lost fleet probe ─┐
+//! connection events, timer, shutdown ──┼─► select ─► State::apply ─► perform ─► broker
+//! tasks: encode, open, check ──────────┘             State::settle ─► perform ─► broker
+//!            ▲                                                           │
+//!            └───────────────────────────────────────────────────────────┘
+//! ```
+//! The owner runs where [`run`] is awaited. Its only tasks are short: the encoding of one text (on
+//! a blocking thread), one `open` and one question to a worker (which have timeouts). They live in one `JoinSet`, their
+//! number is bounded by the requests under way, and they end with the owner.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, PublishError, RequestError, Subscription};
+use stagebus_schemas::codec::{self, encode_public};
+use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_schemas::ids::{CoordinatorId, ModelName, SessionId, StageIndex, WorkerId};
+use stagebus_schemas::messages::control::{
+    Control, ControlAction, ControlOutcome, ControlReply, Open,
+};
+use stagebus_schemas::messages::fleet::WorkerAnnouncement;
+use stagebus_schemas::messages::head::Head;
+use stagebus_schemas::messages::public::{Event, Limits, PromptInput};
+use stagebus_schemas::subjects::{COORDINATOR_QUEUE, Subject, Subjects};
+use stagebus_schemas::version::MessageVersion;
+use stagebus_shards::ShardSet;
+use stagebus_shards::text::TextModel;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info, warn};
+
+use crate::action::{Action, Effect, Incoming, OpenAnswer, OpenFailure};
+use crate::broker;
+use crate::client::Client;
+use crate::config::CoordinatorConfig;
+use crate::error::CoordinatorError;
+use crate::fleet_view::ShardSetIdentity;
+use crate::prefill::{MIN_CHUNK_ROWS, rows_per_message};
+use crate::state::{Model, Name, State};
+
+/// How long the last messages may take to leave at the end.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a worker may take to say that it lives; silence alone does not make it dead.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What a coordinator says when it is ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Ready {
+    /// True.
+    pub ready: bool,
+    /// `coordinator`.
+    pub role: &'static str,
+    /// Name of this start.
+    pub id: CoordinatorId,
+    /// The model served.
+    pub model: ModelName,
+    /// Number of stages.
+    pub stages: u16,
+}
+
+/// Runs a coordinator until `shutdown` is cancelled, then lets the requests under way finish.
+/// Calls `on_ready` once requests are taken.
+///
+/// # Errors
+/// [`CoordinatorError`]: it cannot start, the broker is lost for good, or requests were cut off at
+/// the end.
+pub async fn run(
+    config: CoordinatorConfig,
+    shutdown: CancellationToken,
+    on_ready: impl FnOnce(&Ready),
+) -> Result<(), CoordinatorError> {
+    config.settings.validate()?;
+    let (model, hidden_dim) = load_model(&config)?;
+    let id = CoordinatorId::random();
+    let bus = broker::connect(&config.broker, &id).await?;
+    let max_chunk_rows = max_chunk_rows(&config, &model, hidden_dim, bus.max_payload())?;
+    let subjects = Subjects::new(&model.identity.model);
+    let ready = Ready {
+        ready: true,
+        role: "coordinator",
+        id: id.clone(),
+        model: model.identity.model.clone(),
+        stages: model.identity.n_stages,
+    };
+    let inputs = Inputs::subscribe(&bus, &subjects, &id).await?;
+    let text = Arc::clone(&model.text);
+    let host = gethostname::gethostname().to_string_lossy().into_owned();
+    let name = Name { id, host };
+    let coordinator = Coordinator {
+        open_timeout: config.settings.open_timeout(),
+        drain: config.settings.drain(),
+        announce: config.settings.announce(),
+        state: State::new(name, config.settings, model, max_chunk_rows),
+        bus: bus.clone(),
+        subjects,
+        text,
+        inputs,
+        tasks: JoinSet::new(),
+        shutdown,
+    };
+    let wait_for_workers = config.wait_for_workers;
+    let outcome = coordinator.serve(wait_for_workers, || on_ready(&ready)).await;
+    if let Err(error) = bus.drain(FLUSH_TIMEOUT).await {
+        warn!(%error, "last messages may not have left");
+    }
+    outcome
+}
+
+fn load_model(config: &CoordinatorConfig) -> Result<(Model, usize), CoordinatorError> {
+    let shards = ShardSet::open(&config.shards)?;
+    shards.verify_text()?;
+    let text = Arc::new(TextModel::load(&config.shards)?);
+    let manifest = shards.manifest;
+    let n_stages = manifest.n_stages();
+    let identity = ShardSetIdentity {
+        model: ModelName::new(manifest.model)?,
+        fingerprint: manifest.fingerprint,
+        n_stages: u16::try_from(n_stages).map_err(|_too_large| CoordinatorError::Dimension {
+            name: "number of stages",
+            found: n_stages,
+        })?,
+    };
+    let model = Model {
+        identity,
+        text,
+        limits: Limits::new(
+            dimension("context_length", manifest.dims.context_length)?,
+            dimension("vocab_size", manifest.dims.vocab_size)?,
+        ),
+        eos_ids: manifest.eos_ids,
+    };
+    Ok((model, manifest.dims.hidden_dim))
+}
+
+fn dimension(name: &'static str, found: usize) -> Result<u32, CoordinatorError> {
+    u32::try_from(found).map_err(|_too_large| CoordinatorError::Dimension { name, found })
+}
+
+/// Prompt rows of one step: as configured, but no more than fit a message between stages.
+fn max_chunk_rows(
+    config: &CoordinatorConfig,
+    model: &Model,
+    hidden_dim: usize,
+    max_payload: usize,
+) -> Result<usize, CoordinatorError> {
+    let configured = config.settings.prefill_chunk;
+    if model.identity.n_stages == 1 {
+        return Ok(configured);
+    }
+    let rows = rows_per_message(max_payload, hidden_dim);
+    if rows < MIN_CHUNK_ROWS {
+        let needed = MIN_CHUNK_ROWS;
+        return Err(CoordinatorError::MaxPayload { max_payload, rows, needed, hidden_dim });
+    }
+    Ok(configured.min(rows))
+}
+
+/// Everything that is listened to.
+struct Inputs {
+    /// Absent once the queue group is left.
+    prompt: Option<Subscription>,
+    cancel: Subscription,
+    head: Subscription,
+    lost: Subscription,
+    fleet: Subscription,
+    probe: Subscription,
+    events: BusEvents,
+}
+
+impl Inputs {
+    /// Subscribes and asks who is there. The probe comes back to us: its arrival shows that the
+    /// broker knows all subscriptions.
+    async fn subscribe(
+        bus: &Bus,
+        subjects: &Subjects,
+        id: &CoordinatorId,
+    ) -> Result<Self, CoordinatorError> {
+        let inputs = Self {
+            events: bus.events(),
+            fleet: bus.subscribe(&subjects.fleet_all()).await?,
+            head: bus.subscribe(&subjects.head(id)).await?,
+            lost: bus.subscribe(&subjects.lost_all(id)).await?,
+            cancel: bus.subscribe(&subjects.cancel_all()).await?,
+            prompt: Some(bus.queue_subscribe(&subjects.prompt(), COORDINATOR_QUEUE).await?),
+            probe: bus.subscribe(&subjects.probe()).await?,
+        };
+        bus.publish_bytes(&subjects.probe(), None, bytes::Bytes::new()).await?;
+        Ok(inputs)
+    }
+}
+
+/// The owner.
+struct Coordinator {
+    state: State,
+    bus: Bus,
+    subjects: Subjects,
+    text: Arc<TextModel>,
+    inputs: Inputs,
+    tasks: JoinSet<Action>,
+    shutdown: CancellationToken,
+    open_timeout: Duration,
+    drain: Duration,
+    announce: Duration,
+}
+
+/// What woke the owner.
+#[expect(clippy::large_enum_variant, reason = "one value lives at a time, on the stack")]
+enum Wake {
+    Act(Action),
+    /// A message that is not worth an action.
+    Nothing,
+    /// The broker answered our probe, or somebody else's.
+    Probed,
+    /// No more requests come from the prompt subject.
+    PromptsEnded,
+    Shutdown,
+    DrainDeadline,
+}
+
+impl Coordinator {
+    async fn serve(
+        mut self,
+        wait_for_workers: bool,
+        on_ready: impl FnOnce(),
+    ) -> Result<(), CoordinatorError> {
+        let mut on_ready = Some(on_ready);
+        let mut probed = false;
+        let mut drain_deadline = None;
+        let mut announce = interval(self.announce);
+        announce.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let wake = tokio::select! {
+                wake = self.select(drain_deadline) => wake?,
+                _ = announce.tick() => Wake::Act(Action::Announce),
+            };
+            match wake {
+                Wake::Act(action) => self.handle(action).await,
+                Wake::Nothing => {}
+                Wake::Probed => {
+                    probed = true;
+                    self.handle(Action::Announce).await;
+                }
+                Wake::PromptsEnded => self.inputs.prompt = None,
+                Wake::Shutdown => {
+                    drain_deadline = Some(Instant::now() + self.drain);
+                    self.leave_queue_group().await;
+                    self.handle(Action::Drain).await;
+                }
+                Wake::DrainDeadline => {
+                    let n_sessions = self.state.n_sessions();
+                    self.handle(Action::Stop).await;
+                    self.log_end();
+                    return Err(CoordinatorError::DrainDeadline { n_sessions });
+                }
+            }
+            if probed
+                && (!wait_for_workers || self.state.has_all_stages(Instant::now()))
+                && let Some(on_ready) = on_ready.take()
+            {
+                on_ready();
+            }
+            if drain_deadline.is_some() && self.inputs.prompt.is_none() && self.state.is_idle() {
+                self.log_end();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for the next thing to do.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped: every branch is cancel safe.
+    async fn select(&mut self, drain_deadline: Option<Instant>) -> Result<Wake, CoordinatorError> {
+        let next_deadline = self.state.next_deadline();
+        let inputs = &mut self.inputs;
+        let wake = tokio::select! {
+            head = inputs.head.next() => read_head(&received(head)?),
+            lost = inputs.lost.next() => self.read_lost(&received(lost)?),
+            Some(done) = self.tasks.join_next() => match done {
+                Ok(action) => Wake::Act(action),
+                Err(error) => {
+                    // Tasks catch their panics and are never aborted.
+                    error!(%error, "task failed");
+                    Wake::Nothing
+                }
+            },
+            prompt = next_prompt(&mut inputs.prompt) => {
+                prompt.map_or(Wake::PromptsEnded, |prompt| Wake::Act(read_request(prompt)))
+            }
+            cancel = inputs.cancel.next() => self.read_cancel(&received(cancel)?),
+            fleet = inputs.fleet.next() => self.read_announcement(&received(fleet)?),
+            probe = inputs.probe.next() => {
+                received(probe)?;
+                Wake::Probed
+            }
+            event = inputs.events.next() => self.read_event(received(event)?)?,
+            () = at(next_deadline) => Wake::Act(Action::Tick),
+            () = at(drain_deadline) => Wake::DrainDeadline,
+            () = self.shutdown.cancelled(), if drain_deadline.is_none() => Wake::Shutdown,
+        };
+        Ok(wake)
+    }
+
+    /// Takes an action. The next step leaves before its token becomes text: the yield lets the
+    /// connection write it when both run on one thread.
+    async fn handle(&mut self, action: Action) {
+        self.state.apply(action, Instant::now());
+        self.perform().await;
+        if self.state.is_unsettled() {
+            tokio::task::yield_now().await;
+            self.state.settle(Instant::now());
+            self.perform().await;
+        }
+    }
+
+    /// Does what the state wants. What cannot be sent ends its session, which may want more.
+    async fn perform(&mut self) {
+        loop {
+            let effects = self.state.take_effects();
+            if effects.is_empty() {
+                return;
+            }
+            for effect in effects {
+                if let Err(session) = self.perform_one(effect).await {
+                    self.state.apply(Action::Unsent(session), Instant::now());
+                }
+            }
+        }
+    }
+
+    /// # Errors
+    /// The session whose step or event could not be sent.
+    async fn perform_one(&mut self, effect: Effect) -> Result<(), SessionId> {
+        match effect {
+            Effect::Step { worker, lost, forward } => {
+                let subject = self.subjects.step(StageIndex::FIRST, &worker);
+                let reply = self.subjects.lost(self.state.id(), &lost);
+                let sent = match codec::encode(&forward) {
+                    Ok(payload) => {
+                        self.bus.publish_with_reply(&subject, &reply, payload.into()).await
+                    }
+                    Err(error) => Err(error.into()),
+                };
+                sent.map_err(|error| {
+                    warn!(session_id = %lost.session, %error, "step was not sent");
+                    lost.session
+                })?;
+            }
+            Effect::Event { session, client, event } => {
+                if let Err(error) = self.send_event(&client, &event).await {
+                    warn!(subject = %client.reply, %error, "event was not sent");
+                    session.map_or(Ok(()), Err)?;
+                }
+            }
+            Effect::EndOfEvents { client } => {
+                let end = bytes::Bytes::new();
+                if let Err(error) = self.bus.publish_bytes(&client.reply, None, end).await {
+                    warn!(subject = %client.reply, %error, "end of events was not sent");
+                }
+            }
+            Effect::Encode { session, input } => self.spawn_encode(session, input),
+            Effect::Open { stage, worker, open } => self.spawn_open(stage, worker, open),
+            Effect::Check { stage, worker } => self.spawn_check(stage, worker),
+            Effect::Close { stage, worker, close } => {
+                let subject = self.subjects.control(stage, &worker);
+                let close = control(ControlAction::Close(close));
+                if let Err(error) = self.bus.publish(&subject, &close).await {
+                    warn!(stage_index = %stage, %error, "session was not closed");
+                }
+            }
+            Effect::Announce(announcement) => {
+                let subject = self.subjects.coordinator(self.state.id());
+                if let Err(error) = self.bus.publish(&subject, &announcement).await {
+                    debug!(%error, "announcement was not sent");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_event(&self, client: &Client, event: &Event) -> Result<(), PublishError> {
+        let payload = encode_public(client.content, event)?;
+        let sent =
+            self.bus.publish_bytes(&client.reply, Some(client.content), payload.into()).await;
+        let Err(PublishError::PayloadTooLarge { bytes, limit }) = sent else { return sent };
+        let error = Event::Error {
+            class: ErrorClass::InvalidRequest,
+            message: format!(
+                "answer of {bytes} bytes exceeds the broker's limit of {limit}; ask for a stream"
+            ),
+            retry_after_ms: None,
+        };
+        let payload = encode_public(client.content, &error)?;
+        self.bus.publish_bytes(&client.reply, Some(client.content), payload.into()).await
+    }
+
+    fn spawn_encode(&mut self, session: SessionId, input: PromptInput) {
+        let model = Arc::clone(&self.text);
+        self.tasks.spawn_blocking(move || {
+            let encoded = catch_unwind(AssertUnwindSafe(|| match input {
+                PromptInput::Messages(messages) => model.encode_chat(&messages),
+                PromptInput::Text(text) => model.encode(&text, true),
+                PromptInput::Tokens(tokens) => Ok(tokens),
+            }));
+            let tokens = match encoded {
+                Ok(Ok(tokens)) => Ok(tokens),
+                Ok(Err(error)) => {
+                    let message = format!("prompt cannot be encoded: {error}");
+                    Err(ErrorReply::new(ErrorClass::InvalidRequest, message))
+                }
+                Err(_panic) => Err(ErrorReply::new(ErrorClass::Internal, "the tokenizer failed")),
+            };
+            Action::Encoded { session, tokens }
+        });
+    }
+
+    fn spawn_open(&mut self, stage: StageIndex, worker: WorkerId, open: Open) {
+        let (bus, timeout) = (self.bus.clone(), self.open_timeout);
+        let subject = self.subjects.control(stage, &worker);
+        let (session, epoch) = (open.session, open.epoch);
+        self.tasks.spawn(async move {
+            let request = control(ControlAction::Open(open));
+            let answer = bus.request::<Control, ControlReply>(&subject, &request, timeout).await;
+            let outcome = match answer.map(|reply| reply.outcome) {
+                Ok(ControlOutcome::Opened { cached_len }) => Ok(cached_len),
+                Ok(ControlOutcome::Failed(error)) => Err(OpenFailure::Refused(error)),
+                Err(RequestError::NoResponders { .. }) => Err(OpenFailure::Gone),
+                Ok(other) => {
+                    warn!(session_id = %session, stage_index = %stage, ?other, "wrong answer");
+                    Err(OpenFailure::Silent)
+                }
+                Err(error) => {
+                    warn!(session_id = %session, stage_index = %stage, %error, "open failed");
+                    Err(OpenFailure::Silent)
+                }
+            };
+            Action::Opened(OpenAnswer { session, epoch, stage, worker, outcome })
+        });
+    }
+
+    fn spawn_check(&mut self, stage: StageIndex, worker: WorkerId) {
+        let bus = self.bus.clone();
+        let subject = self.subjects.control(stage, &worker);
+        self.tasks.spawn(async move {
+            let request = control(ControlAction::Stats);
+            let answer =
+                bus.request::<Control, ControlReply>(&subject, &request, CHECK_TIMEOUT).await;
+            let gone = matches!(answer, Err(RequestError::NoResponders { .. }));
+            Action::Checked { worker, gone }
+        });
+    }
+
+    async fn leave_queue_group(&mut self) {
+        let n_sessions = self.state.n_sessions();
+        info!(n_sessions, "draining: no new requests");
+        if let Some(prompt) = &mut self.inputs.prompt
+            && let Err(error) = prompt.drain().await
+        {
+            warn!(%error, "queue group was not left");
+            self.inputs.prompt = None;
+        }
+    }
+
+    fn log_end(&self) {
+        let counters = self.state.counters();
+        info!(?counters, slow_consumers = self.bus.slow_consumer_reports(), "coordinator ends");
+    }
+
+    fn read_lost(&self, delivery: &Delivery) -> Wake {
+        match self.subjects.parse(delivery.subject()) {
+            Ok(Subject::Lost(_, lost)) if delivery.no_responders => Wake::Act(Action::Lost(lost)),
+            _ => Wake::Nothing,
+        }
+    }
+
+    fn read_cancel(&self, delivery: &Delivery) -> Wake {
+        match self.subjects.parse(delivery.subject()) {
+            Ok(Subject::Cancel(request)) => Wake::Act(Action::Cancel(request)),
+            _ => Wake::Nothing,
+        }
+    }
+
+    fn read_announcement(&self, delivery: &Delivery) -> Wake {
+        let Ok(Subject::Worker(stage, worker)) = self.subjects.parse(delivery.subject()) else {
+            return Wake::Nothing;
+        };
+        match delivery.decode::<WorkerAnnouncement>() {
+            Ok(announcement) if announcement.worker == worker && announcement.stage == stage => {
+                Wake::Act(Action::Worker(announcement))
+            }
+            Ok(_) => {
+                warn!(subject = delivery.subject(), "announcement of another worker, ignored");
+                Wake::Nothing
+            }
+            Err(error) => {
+                warn!(subject = delivery.subject(), %error, "announcement cannot be read");
+                Wake::Nothing
+            }
+        }
+    }
+
+    fn read_event(&self, event: BusEvent) -> Result<Wake, CoordinatorError> {
+        match event {
+            BusEvent::Connected => Ok(Wake::Act(Action::Reconnected)),
+            BusEvent::Disconnected => {
+                warn!("connection to the broker broke");
+                Ok(Wake::Act(Action::Disconnected))
+            }
+            BusEvent::AuthRefused => Err(CoordinatorError::AuthRefused),
+            BusEvent::Closed => Err(CoordinatorError::ConnectionClosed),
+            BusEvent::PermissionViolation(error) => {
+                error!(%error, "the broker forbids a subject of this role");
+                Ok(Wake::Nothing)
+            }
+            event @ (BusEvent::SlowConsumer
+            | BusEvent::LameDuck
+            | BusEvent::ReconnectFailed(_)
+            | BusEvent::ServerError(_)
+            | BusEvent::Missed(_)) => {
+                warn!(?event, "broker connection");
+                Ok(Wake::Nothing)
+            }
+        }
+    }
+}
+
+fn control(action: ControlAction) -> Control {
+    Control { version: MessageVersion::CURRENT, action }
+}
+
+fn read_head(delivery: &Delivery) -> Wake {
+    match delivery.decode::<Head>() {
+        Ok(head) => Wake::Act(Action::Head(head)),
+        Err(error) => {
+            warn!(%error, payload_bytes = delivery.payload.len(), "head rows cannot be read");
+            Wake::Nothing
+        }
+    }
+}
+
+fn read_request(delivery: Delivery) -> Action {
+    let content = delivery.content();
+    let client = delivery.reply().map(|reply| Client { reply: reply.into(), content });
+    Action::Request(Incoming { payload: delivery.payload, client })
+}
+
+/// Internal subscriptions end only with the connection.
+fn received<T>(item: Option<T>) -> Result<T, CoordinatorError> {
+    item.ok_or(CoordinatorError::ConnectionClosed)
+}
+
+/// The next prompt; never, once the queue group is left.
+async fn next_prompt(prompt: &mut Option<Subscription>) -> Option<Delivery> {
+    match prompt {
+        Some(subscription) => subscription.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline.into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,96 @@
+//! Why a coordinator does not start, or ends.
+
+use std::path::PathBuf;
+
+use stagebus_bus::{BusError, PublishError, SubscribeError};
+use stagebus_schemas::ids::IdError;
+use stagebus_settings::SettingsError;
+use stagebus_settings::logging::LogError;
+use stagebus_shards::ShardSetError;
+use stagebus_shards::text::TextError;
+
+use crate::config::SettingError;
+
+/// Why a coordinator does not start, or ended other than as asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoordinatorError {
+    /// The configuration cannot be loaded.
+    #[error("configuration cannot be loaded")]
+    Settings(#[from] SettingsError),
+    /// A value of `[coordinator]` is out of range.
+    #[error("configuration is not valid")]
+    Setting(#[from] SettingError),
+    /// Logging cannot be started.
+    #[error("logging cannot be started")]
+    Log(#[from] LogError),
+    /// The shard set cannot be used.
+    #[error("shard set cannot be used")]
+    Shards(#[from] ShardSetError),
+    /// The tokenizer or the chat template cannot be used.
+    #[error("tokenizer or chat template cannot be used")]
+    Text(#[from] TextError),
+    /// The model's name cannot be a subject token.
+    #[error("model name of the shard set cannot be used")]
+    ModelName(#[from] IdError),
+    /// A number of the shard set does not fit the wire.
+    #[error("{name} of the shard set is {found}, which no message can carry")]
+    Dimension {
+        /// Which number.
+        name: &'static str,
+        /// The number.
+        found: usize,
+    },
+    /// The file with the nkey seed cannot be read.
+    #[error("cannot read broker.nkey_seed_file {}", path.display())]
+    SeedFile {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// There is no connection to the broker.
+    #[error("cannot connect to the broker")]
+    Broker(#[from] BusError),
+    /// A subject cannot be subscribed to.
+    #[error("cannot subscribe")]
+    Subscribe(#[from] SubscribeError),
+    /// The first message cannot be sent.
+    #[error("cannot publish")]
+    Publish(#[from] PublishError),
+    /// Messages between stages do not fit the broker's limit.
+    #[error(
+        "the broker passes messages of {max_payload} bytes, room for {rows} rows of {hidden_dim} \
+         elements; raise max_payload until {needed} rows fit"
+    )]
+    MaxPayload {
+        /// The broker's limit.
+        max_payload: usize,
+        /// Rows that fit.
+        rows: usize,
+        /// Rows that must fit.
+        needed: usize,
+        /// Elements of a row.
+        hidden_dim: usize,
+    },
+    /// The thread that watches standard input cannot be started.
+    #[error("cannot watch standard input")]
+    Thread(#[source] std::io::Error),
+    /// The system's signals cannot be watched.
+    #[error("cannot watch signals")]
+    Signals(#[source] std::io::Error),
+    /// The broker stopped accepting our credentials.
+    #[error("the broker refuses our credentials")]
+    AuthRefused,
+    /// The connection to the broker was closed for good.
+    #[error("connection to the broker is closed")]
+    ConnectionClosed,
+    /// Requests were still under way when the time for shutting down had passed; their clients
+    /// got an error.
+    #[error("{n_sessions} requests did not end within the time for shutting down")]
+    DrainDeadline {
+        /// Requests cut off.
+        n_sessions: usize,
+    },
+}

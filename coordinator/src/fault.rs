@@ -1,0 +1,70 @@
+//! What can end a running session, and how the client hears of it.
+
+use std::time::Duration;
+
+use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_schemas::ids::{StageIndex, StepNumber};
+
+use crate::session::IllegalTransition;
+
+/// A failure of a running session.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    /// A stage could not run a step.
+    #[error("stage {stage} failed: {error}")]
+    Step { stage: StageIndex, error: ErrorReply },
+    /// A worker is dead or left.
+    #[error("the worker of stage {stage} is gone")]
+    WorkerGone { stage: StageIndex },
+    /// A step has no answer in time.
+    #[error("a step got no answer within {waited:?}")]
+    NoAnswer { waited: Duration },
+    /// The answer to an earlier step is missing.
+    #[error("answer to step {expected} is missing, step {found} was answered")]
+    Gap { expected: StepNumber, found: StepNumber },
+    /// The last stage answered other rows than those asked for.
+    #[error("the last stage answered other rows than those asked for")]
+    WrongRows,
+    /// The last stage chose a token that the model does not have.
+    #[error("the last stage chose token {token}, the vocabulary has {vocab_size}")]
+    Token { token: u32, vocab_size: u32 },
+    /// A step or an event could not be handed to the broker.
+    #[error("the connection to the broker is not available")]
+    Unsent,
+    /// The coordinator ends.
+    #[error("the coordinator shuts down; send the request again")]
+    Shutdown,
+    /// A mistake in this program.
+    #[error(transparent)]
+    Transition(#[from] IllegalTransition),
+}
+
+impl Fault {
+    /// The class that the client sees.
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Step { error, .. } => match error.class {
+                // The stage lost the session: for the client, the stage is not available.
+                ErrorClass::UnknownSession | ErrorClass::StaleEpoch | ErrorClass::StepGap => {
+                    ErrorClass::StageUnavailable
+                }
+                class => class,
+            },
+            Self::WorkerGone { .. }
+            | Self::NoAnswer { .. }
+            | Self::Gap { .. }
+            | Self::Unsent
+            | Self::Shutdown => ErrorClass::StageUnavailable,
+            Self::WrongRows | Self::Token { .. } | Self::Transition(_) => ErrorClass::Internal,
+        }
+    }
+
+    /// What the client is told.
+    pub(crate) fn reply(&self) -> ErrorReply {
+        let retry_after_ms = match self {
+            Self::Step { error, .. } => error.retry_after_ms,
+            _ => None,
+        };
+        ErrorReply { class: self.class(), message: self.to_string(), retry_after_ms }
+    }
+}

@@ -1,0 +1,337 @@
+//! Which workers live, and which of them a new session goes to.
+//!
+//! A worker lives while its announcements come; three missed ones, a broker answer that nobody
+//! hears it, or its own goodbye end that. Only workers of the same shard set count.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
+use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerState};
+
+/// Missed announcements after which a worker counts as dead.
+const MISSED_ANNOUNCEMENTS: u32 = 3;
+
+/// Bounds on the interval that a worker may claim: a wrong one must neither flood nor blind us.
+const INTERVAL_LIMITS_MS: (u32, u32) = (20, 60_000);
+
+/// How long a worker gets no new sessions after it left a request unanswered, in its intervals.
+const SUSPECT_INTERVALS: u32 = 3;
+
+/// Workers of other shard sets that are remembered, so that each is warned about once; beyond
+/// that the memory starts anew.
+const MAX_REFUSED: usize = 1024;
+
+/// The shard set that a coordinator works with.
+#[derive(Debug, Clone)]
+pub(crate) struct ShardSetIdentity {
+    /// Name of the model.
+    pub(crate) model: ModelName,
+    /// Fingerprint of the shard set.
+    pub(crate) fingerprint: String,
+    /// Number of stages.
+    pub(crate) n_stages: u16,
+}
+
+/// The workers of one shard set.
+#[derive(Debug)]
+pub(crate) struct FleetView {
+    identity: ShardSetIdentity,
+    workers: HashMap<WorkerId, Member>,
+    refused: HashSet<WorkerId>,
+}
+
+#[derive(Debug)]
+struct Member {
+    stage: StageIndex,
+    state: WorkerState,
+    interval: Duration,
+    last_seen: Instant,
+    load: WorkerLoad,
+    /// Sessions of this coordinator on it.
+    own_sessions: u32,
+    /// The same when its last announcement came, which counts those.
+    own_when_announced: u32,
+    suspect_until: Option<Instant>,
+}
+
+/// What an announcement changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Observed {
+    /// A worker that was not known.
+    Joined,
+    /// A known worker.
+    Known,
+    /// A worker said goodbye.
+    Left,
+    /// A worker of another shard set, seen for the first time or again.
+    Refused {
+        /// Whether it was not refused before.
+        first: bool,
+    },
+}
+
+impl Member {
+    fn expires(&self) -> Instant {
+        self.last_seen + self.interval * MISSED_ANNOUNCEMENTS
+    }
+
+    fn takes_sessions(&self, now: Instant) -> bool {
+        self.state == WorkerState::Ready
+            && now < self.expires()
+            && self.suspect_until.is_none_or(|until| until <= now)
+    }
+
+    /// Sessions as announced, with those that this coordinator opened or closed since.
+    fn n_sessions(&self) -> u32 {
+        (self.load.n_sessions + self.own_sessions).saturating_sub(self.own_when_announced)
+    }
+}
+
+impl FleetView {
+    /// Makes an empty view.
+    pub(crate) fn new(identity: ShardSetIdentity) -> Self {
+        Self { identity, workers: HashMap::new(), refused: HashSet::new() }
+    }
+
+    /// Takes an announcement.
+    pub(crate) fn observe(&mut self, announcement: &WorkerAnnouncement, now: Instant) -> Observed {
+        let worker = &announcement.worker;
+        let same = announcement.model == self.identity.model
+            && announcement.fingerprint == self.identity.fingerprint
+            && announcement.n_stages == self.identity.n_stages
+            && announcement.stage.index() < usize::from(self.identity.n_stages);
+        if !same {
+            if self.refused.len() >= MAX_REFUSED {
+                self.refused.clear();
+            }
+            return Observed::Refused { first: self.refused.insert(worker.clone()) };
+        }
+        if announcement.state == WorkerState::Leaving {
+            self.workers.remove(worker);
+            return Observed::Left;
+        }
+        let (least, most) = INTERVAL_LIMITS_MS;
+        let interval =
+            Duration::from_millis(u64::from(announcement.interval_ms.clamp(least, most)));
+        let known = self.workers.get(worker);
+        let own_sessions = known.map_or(0, |member| member.own_sessions);
+        let member = Member {
+            stage: announcement.stage,
+            state: announcement.state,
+            interval,
+            last_seen: now,
+            load: announcement.load.clone(),
+            own_sessions,
+            own_when_announced: own_sessions,
+            suspect_until: known.and_then(|member| member.suspect_until),
+        };
+        match self.workers.insert(worker.clone(), member) {
+            None => Observed::Joined,
+            Some(_) => Observed::Known,
+        }
+    }
+
+    /// Removes and returns the workers whose announcements stopped.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<WorkerId> {
+        self.workers.extract_if(|_, member| member.expires() <= now).map(|(id, _)| id).collect()
+    }
+
+    /// When the next worker expires if nothing is heard.
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        self.workers.values().map(Member::expires).min()
+    }
+
+    /// Chooses the worker of a stage for a new session: fewest sessions, then the shortest queue,
+    /// then by name so that the choice is reproducible. Workers in `avoid` are left out.
+    pub(crate) fn pick(
+        &self,
+        stage: StageIndex,
+        avoid: &HashSet<WorkerId>,
+        now: Instant,
+    ) -> Option<WorkerId> {
+        self.workers
+            .iter()
+            .filter(|(id, member)| {
+                member.stage == stage && member.takes_sessions(now) && !avoid.contains(*id)
+            })
+            .min_by_key(|(id, member)| (member.n_sessions(), member.load.queue_depth, *id))
+            .map(|(id, _)| id.clone())
+    }
+
+    /// Whether every stage has a worker that takes sessions.
+    pub(crate) fn is_complete(&self, now: Instant) -> bool {
+        self.stages().all(|stage| self.pick(stage, &HashSet::new(), now).is_some())
+    }
+
+    /// Stages of the shard set, in order.
+    pub(crate) fn stages(&self) -> impl Iterator<Item = StageIndex> + use<> {
+        (0..self.identity.n_stages).map(StageIndex::new)
+    }
+
+    /// Workers seen that belong to another shard set.
+    pub(crate) fn n_refused(&self) -> usize {
+        self.refused.len()
+    }
+
+    /// Counts a session of this coordinator on a worker.
+    pub(crate) fn session_opened(&mut self, worker: &WorkerId) {
+        if let Some(member) = self.workers.get_mut(worker) {
+            member.own_sessions += 1;
+        }
+    }
+
+    /// Takes a session of this coordinator off a worker.
+    pub(crate) fn session_closed(&mut self, worker: &WorkerId) {
+        if let Some(member) = self.workers.get_mut(worker) {
+            member.own_sessions = member.own_sessions.saturating_sub(1);
+        }
+    }
+
+    /// Gives a worker no new sessions for a while: it left a request unanswered.
+    pub(crate) fn suspect(&mut self, worker: &WorkerId, now: Instant) {
+        if let Some(member) = self.workers.get_mut(worker) {
+            member.suspect_until = Some(now + member.interval * SUSPECT_INTERVALS);
+        }
+    }
+
+    /// Gives all workers a full time to be heard: this side was not listening.
+    pub(crate) fn restart_clocks(&mut self, now: Instant) {
+        for member in self.workers.values_mut() {
+            member.last_seen = now;
+        }
+    }
+
+    /// Removes a worker that nobody hears any more.
+    pub(crate) fn remove(&mut self, worker: &WorkerId) {
+        self.workers.remove(worker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stagebus_schemas::version::MessageVersion;
+
+    use super::*;
+
+    fn view() -> FleetView {
+        FleetView::new(ShardSetIdentity {
+            model: ModelName::new("m").unwrap(),
+            fingerprint: "f".to_owned(),
+            n_stages: 2,
+        })
+    }
+
+    fn id(name: &str) -> WorkerId {
+        WorkerId::new(name).unwrap()
+    }
+
+    fn announcement(name: &str, stage: u16, n_sessions: u32) -> WorkerAnnouncement {
+        WorkerAnnouncement {
+            version: MessageVersion::CURRENT,
+            worker: id(name),
+            model: ModelName::new("m").unwrap(),
+            fingerprint: "f".to_owned(),
+            stage: StageIndex::new(stage),
+            n_stages: 2,
+            first_layer: 0,
+            end_layer: 1,
+            device: "CPU".to_owned(),
+            profile: "fast".to_owned(),
+            host: "h".to_owned(),
+            state: WorkerState::Ready,
+            interval_ms: 1000,
+            load: WorkerLoad {
+                n_sessions,
+                max_sessions: 8,
+                queue_depth: 0,
+                kv_tokens: 0,
+                kv_bytes: 0,
+                steps_completed: 0,
+                decode_us: 0,
+                prefill_row_us: 0,
+            },
+        }
+    }
+
+    fn pick(view: &FleetView, now: Instant) -> Option<WorkerId> {
+        view.pick(StageIndex::FIRST, &HashSet::new(), now)
+    }
+
+    #[test]
+    fn sessions_go_to_the_worker_with_the_fewest() {
+        let (mut view, now) = (view(), Instant::now());
+        assert_eq!(view.observe(&announcement("a", 0, 2), now), Observed::Joined);
+        assert_eq!(view.observe(&announcement("b", 0, 1), now), Observed::Joined);
+        assert_eq!(pick(&view, now), Some(id("b")));
+        // Own sessions count before the worker announces them, and once afterwards.
+        view.session_opened(&id("b"));
+        view.session_opened(&id("b"));
+        assert_eq!(pick(&view, now), Some(id("a")));
+        assert_eq!(view.observe(&announcement("b", 0, 3), now), Observed::Known);
+        view.session_closed(&id("b"));
+        view.session_closed(&id("b"));
+        assert_eq!(pick(&view, now), Some(id("b")));
+        let avoid = HashSet::from([id("b")]);
+        assert_eq!(view.pick(StageIndex::FIRST, &avoid, now), Some(id("a")));
+        assert!(!view.is_complete(now));
+        view.observe(&announcement("c", 1, 0), now);
+        assert!(view.is_complete(now));
+    }
+
+    #[test]
+    fn the_shorter_queue_decides_a_tie() {
+        let (mut view, now) = (view(), Instant::now());
+        let mut busy = announcement("a", 0, 1);
+        busy.load.queue_depth = 4;
+        view.observe(&busy, now);
+        view.observe(&announcement("b", 0, 1), now);
+        assert_eq!(pick(&view, now), Some(id("b")));
+    }
+
+    #[test]
+    fn three_missed_announcements_end_a_worker() {
+        let (mut view, now) = (view(), Instant::now());
+        view.observe(&announcement("a", 0, 0), now);
+        let later = now + Duration::from_millis(2999);
+        assert!(view.expire(later).is_empty());
+        assert_eq!(pick(&view, later), Some(id("a")));
+        assert_eq!(view.next_expiry(), Some(now + Duration::from_secs(3)));
+        let dead = now + Duration::from_secs(3);
+        assert_eq!(pick(&view, dead), None);
+        assert_eq!(view.expire(dead), [id("a")]);
+        assert_eq!(view.observe(&announcement("a", 0, 0), dead), Observed::Joined);
+    }
+
+    #[test]
+    fn draining_leaving_and_suspect_workers_get_no_sessions() {
+        let (mut view, now) = (view(), Instant::now());
+        let mut worker = announcement("a", 0, 0);
+        view.observe(&worker, now);
+        view.suspect(&id("a"), now);
+        assert_eq!(pick(&view, now), None);
+        view.observe(&worker, now + Duration::from_secs(3));
+        assert_eq!(pick(&view, now + Duration::from_secs(3)), Some(id("a")));
+        worker.state = WorkerState::Draining;
+        assert_eq!(view.observe(&worker, now), Observed::Known);
+        assert_eq!(pick(&view, now), None);
+        worker.state = WorkerState::Leaving;
+        assert_eq!(view.observe(&worker, now), Observed::Left);
+        assert_eq!(view.next_expiry(), None);
+    }
+
+    #[test]
+    fn other_shard_sets_are_refused_and_reported_once() {
+        let (mut view, now) = (view(), Instant::now());
+        let mut other = announcement("a", 0, 0);
+        other.fingerprint = "g".to_owned();
+        assert_eq!(view.observe(&other, now), Observed::Refused { first: true });
+        assert_eq!(view.observe(&other, now), Observed::Refused { first: false });
+        let mut stages = announcement("b", 0, 0);
+        stages.n_stages = 3;
+        assert_eq!(view.observe(&stages, now), Observed::Refused { first: true });
+        assert_eq!(view.observe(&announcement("c", 2, 0), now), Observed::Refused { first: true });
+        assert_eq!(pick(&view, now), None);
+        assert_eq!(view.n_refused(), 3);
+    }
+}

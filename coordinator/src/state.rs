@@ -1,0 +1,350 @@
+//! The coordinator's state and how actions change it. Nothing here waits or does I/O: what is to
+//! be done outside is collected as effects.
+//!
+//! A session's life: its text is encoded, it waits for a free place, for a worker on every stage
+//! and for their `open` answers, then its prompt chunks and decode steps run until a stop. Every
+//! state has a deadline, except the wait for a place, whose queue is bounded.
+//!
+//! The answer to a step is handled in two parts. [`State::apply`] only notes the token and makes
+//! the next step; [`State::settle`] turns tokens into text and events while that step is on its
+//! way. A stop string is thus found one step late: that step's answer comes for a session that no
+//! longer exists and is dropped.
+
+mod ending;
+mod intake;
+mod placing;
+mod stepping;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stagebus_schemas::ids::{CoordinatorId, SessionId, WorkerId};
+use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement, WorkerState};
+use stagebus_schemas::messages::public::{FinishReason, Limits};
+use stagebus_schemas::version::MessageVersion;
+use stagebus_shards::text::TextModel;
+use tracing::{info, warn};
+
+use crate::action::{Action, Effect};
+use crate::config::CoordinatorSettings;
+use crate::fault::Fault;
+use crate::fleet_view::{FleetView, Observed, ShardSetIdentity};
+use crate::session::{Session, SessionState};
+use crate::timings::{Smoothed, step_timeout};
+
+/// How long answers may still come after the connection to the broker stands again.
+const RECONNECT_GRACE: Duration = Duration::from_secs(1);
+
+/// Shortest silence after which the workers of a session are asked whether they live. A worker
+/// that died with a step in its queue shows by nothing else before its announcements are missed.
+const CHECK_PATIENCE: Duration = Duration::from_millis(100);
+
+/// The same in round trips, for pipelines that are slow but well.
+const CHECK_ROUND_TRIPS: u32 = 3;
+
+/// What a coordinator knows of its model.
+#[derive(Debug, Clone)]
+pub(crate) struct Model {
+    pub(crate) identity: ShardSetIdentity,
+    pub(crate) text: Arc<TextModel>,
+    pub(crate) limits: Limits,
+    pub(crate) eos_ids: Vec<u32>,
+}
+
+/// Who this coordinator is.
+#[derive(Debug, Clone)]
+pub(crate) struct Name {
+    pub(crate) id: CoordinatorId,
+    pub(crate) host: String,
+}
+
+/// What happened since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// Requests that ended with `done`.
+    pub(crate) requests_done: u64,
+    /// Requests that ended with `error`, refused ones included.
+    pub(crate) requests_failed: u64,
+    /// Requests without a reply subject.
+    pub(crate) requests_ignored: u64,
+    /// Tokens generated.
+    pub(crate) tokens_out: u64,
+    /// Answers for steps and sessions that no longer exist.
+    pub(crate) late_answers: u64,
+    /// Announcements of other shard sets.
+    pub(crate) announcements_refused: u64,
+}
+
+/// The state of a coordinator.
+#[derive(Debug)]
+pub(crate) struct State {
+    name: Name,
+    settings: CoordinatorSettings,
+    model: Model,
+    /// Most rows of a prompt chunk.
+    max_chunk_rows: usize,
+    fleet: FleetView,
+    sessions: HashMap<SessionId, Session>,
+    /// Sessions that wait for a place, oldest first.
+    queue: VecDeque<SessionId>,
+    unsettled: Vec<Unsettled>,
+    /// Workers that were asked whether they live and have not answered.
+    checking: HashSet<WorkerId>,
+    /// Smoothed round trip of a step of any kind.
+    round_trip: Smoothed,
+    /// Smoothed time from arrival to the end of a request.
+    request_time: Smoothed,
+    counters: Counters,
+    connected: bool,
+    draining: bool,
+    effects: Vec<Effect>,
+}
+
+/// New tokens whose text is not made yet.
+#[derive(Debug)]
+struct Unsettled {
+    session: SessionId,
+    tokens: Vec<u32>,
+    /// Set with the last token.
+    end: Option<FinishReason>,
+}
+
+impl State {
+    /// Makes the state of a coordinator that knows no worker yet.
+    pub(crate) fn new(
+        name: Name,
+        settings: CoordinatorSettings,
+        model: Model,
+        max_chunk_rows: usize,
+    ) -> Self {
+        Self {
+            name,
+            settings,
+            max_chunk_rows,
+            fleet: FleetView::new(model.identity.clone()),
+            model,
+            sessions: HashMap::new(),
+            queue: VecDeque::new(),
+            unsettled: Vec::new(),
+            checking: HashSet::new(),
+            round_trip: Smoothed::default(),
+            request_time: Smoothed::default(),
+            counters: Counters::default(),
+            connected: true,
+            draining: false,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Takes one action.
+    pub(crate) fn apply(&mut self, action: Action, now: Instant) {
+        match action {
+            Action::Request(incoming) => self.on_request(incoming, now),
+            Action::Encoded { session, tokens } => self.on_encoded(session, tokens, now),
+            Action::Cancel(request) => self.on_cancel(&request, now),
+            Action::Opened(answer) => self.on_open_answer(answer, now),
+            Action::Checked { worker, gone } => self.on_checked(&worker, gone, now),
+            Action::Head(head) => self.on_head(&head, now),
+            Action::Lost(lost) => self.on_lost(lost, now),
+            Action::Worker(announcement) => self.on_worker(&announcement, now),
+            Action::Announce => self.announce(),
+            Action::Unsent(session) => self.on_session_fault(session, Fault::Unsent, now),
+            Action::Disconnected => self.connected = false,
+            Action::Reconnected => self.on_reconnected(now),
+            Action::Tick => self.on_tick(now),
+            Action::Drain => {
+                self.draining = true;
+                self.announce();
+            }
+            Action::Stop => self.on_stop(now),
+        }
+        self.admit(now);
+    }
+
+    /// Turns new tokens into text and events, and ends the sessions that are done.
+    pub(crate) fn settle(&mut self, now: Instant) {
+        for unsettled in std::mem::take(&mut self.unsettled) {
+            self.settle_session(&unsettled, now);
+        }
+        self.admit(now);
+    }
+
+    /// Returns what is to be done outside, in order.
+    pub(crate) fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// When [`Action::Tick`] is due.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let (timeout, patience) = (self.step_timeout(), self.check_patience());
+        let sessions = self.sessions.values().filter_map(|session| match session.state() {
+            SessionState::Routing => session.placement.deadline,
+            SessionState::Running(running) => {
+                running.deadline(timeout).min(running.next_check(patience))
+            }
+            SessionState::Encoding | SessionState::Queued | SessionState::Opening(_) => None,
+        });
+        let worker = if self.connected { self.fleet.next_expiry() } else { None };
+        sessions.chain(worker).min()
+    }
+
+    /// Name of this coordinator.
+    pub(crate) fn id(&self) -> &CoordinatorId {
+        &self.name.id
+    }
+
+    /// Whether [`State::settle`] has something to do.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
+    /// Whether no request is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
+    /// Requests under way.
+    pub(crate) fn n_sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Whether every stage has a worker that takes sessions.
+    pub(crate) fn has_all_stages(&self, now: Instant) -> bool {
+        self.fleet.is_complete(now)
+    }
+
+    /// What happened since the start.
+    pub(crate) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    fn step_timeout(&self) -> Duration {
+        step_timeout(self.settings.step_timeout(), self.round_trip)
+    }
+
+    fn check_patience(&self) -> Duration {
+        let round_trip = self.round_trip.get().unwrap_or_default();
+        CHECK_PATIENCE.max(round_trip * CHECK_ROUND_TRIPS)
+    }
+
+    fn on_worker(&mut self, announcement: &WorkerAnnouncement, now: Instant) {
+        let worker = &announcement.worker;
+        match self.fleet.observe(announcement, now) {
+            Observed::Joined => {
+                info!(%worker, stage_index = %announcement.stage, "worker joined");
+            }
+            Observed::Known => {}
+            Observed::Left => {
+                info!(%worker, stage_index = %announcement.stage, "worker left");
+                self.on_worker_gone(worker, now);
+                return;
+            }
+            Observed::Refused { first } => {
+                self.counters.announcements_refused += 1;
+                if first {
+                    let (found, n_stages) = (&announcement.fingerprint, announcement.n_stages);
+                    warn!(%worker, %found, n_stages, "worker has another shard set, not used");
+                }
+                return;
+            }
+        }
+        if announcement.state == WorkerState::Ready {
+            self.place_waiting(now);
+        }
+    }
+
+    /// Ends the sessions of a worker that is dead or left.
+    fn on_worker_gone(&mut self, worker: &WorkerId, now: Instant) {
+        self.fleet.remove(worker);
+        let held: Vec<_> = self
+            .sessions
+            .values()
+            .filter_map(|session| {
+                let route = &session.running()?.route;
+                let stage = self.fleet.stages().zip(route).find(|(_, held)| *held == worker)?.0;
+                Some((session.id, stage))
+            })
+            .collect();
+        for (session, stage) in held {
+            self.on_session_fault(session, Fault::WorkerGone { stage }, now);
+        }
+    }
+
+    fn on_reconnected(&mut self, now: Instant) {
+        self.connected = true;
+        self.fleet.restart_clocks(now);
+        for session in self.sessions.values_mut() {
+            if let Some(running) = session.running_mut() {
+                running.expect_loss(now + RECONNECT_GRACE);
+            }
+        }
+    }
+
+    fn on_tick(&mut self, now: Instant) {
+        if self.connected {
+            for worker in self.fleet.expire(now) {
+                warn!(%worker, "worker has not announced itself, counts as dead");
+                self.on_worker_gone(&worker, now);
+            }
+        }
+        let waited = self.step_timeout();
+        let silent: Vec<_> = self
+            .sessions
+            .values()
+            .filter(|session| {
+                let deadline = session.running().and_then(|running| running.deadline(waited));
+                deadline.is_some_and(|deadline| deadline <= now)
+            })
+            .map(|session| session.id)
+            .collect();
+        for session in silent {
+            self.on_session_fault(session, Fault::NoAnswer { waited }, now);
+        }
+        self.check_workers(now);
+        self.place_waiting(now);
+    }
+
+    /// Asks the workers of sessions that hear nothing whether they live.
+    fn check_workers(&mut self, now: Instant) {
+        let patience = self.check_patience();
+        for session in self.sessions.values_mut() {
+            let Some(running) = session.running_mut() else { continue };
+            if running.next_check(patience).is_none_or(|due| due > now) {
+                continue;
+            }
+            running.checked(now);
+            for (stage, worker) in self.fleet.stages().zip(&running.route) {
+                if self.checking.insert(worker.clone()) {
+                    self.effects.push(Effect::Check { stage, worker: worker.clone() });
+                }
+            }
+        }
+    }
+
+    fn on_checked(&mut self, worker: &WorkerId, gone: bool, now: Instant) {
+        self.checking.remove(worker);
+        if gone {
+            warn!(%worker, "nobody hears the worker, counts as dead");
+            self.on_worker_gone(worker, now);
+        }
+    }
+
+    fn announce(&mut self) {
+        self.effects.push(Effect::Announce(CoordinatorAnnouncement {
+            version: MessageVersion::CURRENT,
+            coordinator: self.name.id.clone(),
+            model: self.model.identity.model.clone(),
+            fingerprint: self.model.identity.fingerprint.clone(),
+            n_stages: self.model.identity.n_stages,
+            host: self.name.host.clone(),
+            accepting: !self.draining,
+            interval_ms: self.settings.announce_ms,
+            n_sessions: u32::try_from(self.sessions.len()).unwrap_or(u32::MAX),
+            requests_done: self.counters.requests_done,
+            tokens_out: self.counters.tokens_out,
+        }));
+    }
+}

@@ -1,0 +1,114 @@
+//! The ends of a session: done, cancelled, failed.
+
+use std::time::Instant;
+
+use stagebus_schemas::error::ErrorReply;
+use stagebus_schemas::ids::{RequestId, SessionId};
+use stagebus_schemas::messages::control::Close;
+use stagebus_schemas::messages::public::{Event, FinishReason, Usage};
+use tracing::{info, warn};
+
+use super::State;
+use crate::action::Effect;
+use crate::client::Client;
+use crate::fault::Fault;
+use crate::session::Session;
+
+impl State {
+    /// Ends all requests of that name; other coordinators hear the same and may know it.
+    pub(super) fn on_cancel(&mut self, request: &RequestId, now: Instant) {
+        let named = self.sessions.values().filter(|session| session.request == *request);
+        for session in named.map(|session| session.id).collect::<Vec<_>>() {
+            self.finish(session, FinishReason::Cancelled, now);
+        }
+    }
+
+    /// Ends everything that is under way.
+    pub(super) fn on_stop(&mut self, now: Instant) {
+        for session in self.sessions.keys().copied().collect::<Vec<_>>() {
+            self.on_session_fault(session, Fault::Shutdown, now);
+        }
+    }
+
+    /// Decides what follows from a fault of a session: it ends, and the client hears why.
+    pub(super) fn on_session_fault(&mut self, id: SessionId, fault: Fault, now: Instant) {
+        if self.sessions.contains_key(&id) {
+            warn!(session_id = %id, error = %fault, "session failed");
+            self.fail(id, fault.reply(), now);
+        }
+    }
+
+    /// Ends a session with an error event.
+    pub(super) fn fail(&mut self, id: SessionId, error: ErrorReply, now: Instant) {
+        if let Some(session) = self.remove(id, now) {
+            self.refuse(session.client, error);
+        }
+    }
+
+    /// Answers a request with an error event and nothing else.
+    pub(super) fn refuse(&mut self, client: Client, error: ErrorReply) {
+        self.counters.requests_failed += 1;
+        let ErrorReply { class, message, retry_after_ms } = error;
+        let event = Event::Error { class, message, retry_after_ms };
+        self.effects.push(Effect::Event { session: None, client: client.clone(), event });
+        self.effects.push(Effect::EndOfEvents { client });
+    }
+
+    /// Ends a session with what it has generated.
+    pub(super) fn finish(&mut self, id: SessionId, reason: FinishReason, now: Instant) {
+        let Some(mut session) = self.remove(id, now) else { return };
+        let stopped = session.transcript.finish();
+        let finish_reason = match reason {
+            FinishReason::Length if stopped => FinishReason::Stop,
+            reason => reason,
+        };
+        let timings = session.watch.report(now);
+        info!(
+            session_id = %id,
+            n_tokens = session.output.len(),
+            elapsed_us = session.watch.elapsed(now).as_micros(),
+            ?finish_reason,
+            "session ended"
+        );
+        let usage = Usage {
+            prompt_tokens: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
+            completion_tokens: u32::try_from(session.output.len()).unwrap_or(u32::MAX),
+        };
+        let mut events = Vec::with_capacity(3);
+        if !session.is_accepted() {
+            let (request_id, prompt_tokens) = (session.request.clone(), usage.prompt_tokens);
+            events.push(Event::Accepted { request_id, prompt_tokens });
+        }
+        let (text, tokens) = if session.stream {
+            events.extend(session.transcript.rest_event());
+            (None, None)
+        } else {
+            let (text, tokens) = session.transcript.take();
+            (Some(text), Some(tokens))
+        };
+        events.push(Event::Done { finish_reason, usage, timings, text, tokens });
+        self.counters.requests_done += 1;
+        let client = session.client;
+        self.effects.extend(events.into_iter().map(|event| Effect::Event {
+            session: None,
+            client: client.clone(),
+            event,
+        }));
+        self.effects.push(Effect::EndOfEvents { client });
+    }
+
+    /// Takes a session out of the state and closes it on its workers.
+    fn remove(&mut self, id: SessionId, now: Instant) -> Option<Session> {
+        let session = self.sessions.remove(&id)?;
+        self.queue.retain(|queued| *queued != id);
+        self.request_time.add(session.watch.elapsed(now));
+        if let Some((epoch, route)) = session.route() {
+            for (stage, worker) in self.fleet.stages().zip(route) {
+                self.fleet.session_closed(worker);
+                let (worker, close) = (worker.clone(), Close { session: id, epoch });
+                self.effects.push(Effect::Close { stage, worker, close });
+            }
+        }
+        Some(session)
+    }
+}

@@ -1,0 +1,137 @@
+//! From the bytes of a request to a session with a checked prompt.
+
+use std::time::Instant;
+
+use stagebus_schemas::codec::decode_public;
+use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_schemas::ids::{RequestId, SessionId};
+use stagebus_schemas::messages::public::{
+    Limits, PromptInput, PromptRequest, RequestError, ValidRequest,
+};
+
+use super::State;
+use crate::action::{Effect, Incoming};
+use crate::client::Client;
+use crate::session::{Order, Session, SessionState};
+use crate::timings::Stopwatch;
+use crate::transcript::Transcript;
+
+/// Hint for a retry before the first request has ended, in milliseconds.
+const FIRST_RETRY_MS: u64 = 1_000;
+
+/// Bounds of the hint for a retry, in milliseconds.
+const RETRY_LIMITS_MS: (u64, u64) = (100, 60_000);
+
+impl State {
+    pub(super) fn on_request(&mut self, incoming: Incoming, now: Instant) {
+        let Some(client) = incoming.client else {
+            self.counters.requests_ignored += 1;
+            return;
+        };
+        if let Err(error) = self.check_room() {
+            return self.refuse(client, error);
+        }
+        match self.read_request(&incoming.payload, &client) {
+            Ok(request) => self.begin(request, client, now),
+            Err(error) => self.refuse(client, error),
+        }
+    }
+
+    /// Takes the token ids of a prompt; they may have come from the request itself.
+    pub(super) fn on_encoded(
+        &mut self,
+        id: SessionId,
+        tokens: Result<Vec<u32>, ErrorReply>,
+        now: Instant,
+    ) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let tokens = match tokens {
+            Ok(tokens) => tokens,
+            Err(error) => return self.fail(id, error, now),
+        };
+        if let Err(error) = check_prompt(&tokens, &self.model.limits) {
+            return self.fail(id, error.into(), now);
+        }
+        let prompt_len = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        let room = self.model.limits.context_len.saturating_sub(prompt_len);
+        session.max_tokens = session.max_tokens.min(room);
+        session.prompt = tokens;
+        match session.enter(SessionState::Queued) {
+            Ok(()) => self.queue.push_back(id),
+            Err(error) => self.on_session_fault(id, error.into(), now),
+        }
+    }
+
+    /// A hint when a place may be free: the queue ahead times the time that a request takes.
+    pub(super) fn retry_after_ms(&self) -> u64 {
+        let (least, most) = RETRY_LIMITS_MS;
+        let Some(request_time) = self.request_time.get() else { return FIRST_RETRY_MS };
+        let request_ms = u64::try_from(request_time.as_millis()).unwrap_or(most);
+        let ahead = self.queue.len() as u64 + 1;
+        (request_ms.saturating_mul(ahead) / self.settings.max_sessions as u64).clamp(least, most)
+    }
+
+    fn check_room(&self) -> Result<(), ErrorReply> {
+        let limit = self.settings.max_sessions + self.settings.max_queued;
+        if self.sessions.len() < limit {
+            return Ok(());
+        }
+        Err(ErrorReply {
+            class: ErrorClass::Overloaded,
+            message: format!("{limit} requests run or wait, no more are taken"),
+            retry_after_ms: Some(self.retry_after_ms()),
+        })
+    }
+
+    fn read_request(&self, payload: &[u8], client: &Client) -> Result<ValidRequest, ErrorReply> {
+        let limit = self.settings.max_request_bytes;
+        if payload.len() > limit {
+            let found = payload.len();
+            return Err(invalid(format!("request has {found} bytes, at most {limit} are taken")));
+        }
+        let request: PromptRequest = decode_public(client.content, payload)
+            .map_err(|error| invalid(format!("request cannot be read: {error}")))?;
+        Ok(request.validate(&self.model.limits)?)
+    }
+
+    fn begin(&mut self, request: ValidRequest, client: Client, now: Instant) {
+        let text = match request.input {
+            PromptInput::Messages(_) => self.model.text.detokenizer(),
+            PromptInput::Text(_) | PromptInput::Tokens(_) => {
+                self.model.text.continuing_detokenizer()
+            }
+        };
+        let order = Order {
+            request: request.request_id.unwrap_or_else(RequestId::random),
+            client,
+            stream: request.stream,
+            max_tokens: request.max_tokens.unwrap_or(self.settings.default_max_tokens),
+        };
+        let transcript = Transcript::new(text, request.stop);
+        let watch = Stopwatch::new(now, usize::from(self.model.identity.n_stages));
+        let session = Session::new(order, transcript, watch);
+        let id = session.id;
+        self.sessions.insert(id, session);
+        match request.input {
+            PromptInput::Tokens(tokens) => self.on_encoded(id, Ok(tokens), now),
+            input => self.effects.push(Effect::Encode { session: id, input }),
+        }
+    }
+}
+
+/// Checks what only the token ids show, wherever they come from.
+fn check_prompt(tokens: &[u32], limits: &Limits) -> Result<(), RequestError> {
+    let vocab_size = limits.vocab_size;
+    if tokens.is_empty() {
+        return Err(RequestError::Empty { field: "prompt" });
+    }
+    limits.check_prompt_len(tokens.len())?;
+    match tokens.iter().enumerate().find(|(_, token)| **token >= vocab_size) {
+        Some((index, found)) => Err(RequestError::TokenId { index, found: *found, vocab_size }),
+        None => Ok(()),
+    }
+}
+
+fn invalid(message: String) -> ErrorReply {
+    ErrorReply::new(ErrorClass::InvalidRequest, message)
+}

@@ -1,0 +1,185 @@
+//! From the queue to a worker on every stage: routing and `open`.
+//!
+//! All stages are asked at the same time and all answers are awaited. If one fails, what was
+//! opened is closed and another route is tried under a higher epoch, without the workers that
+//! refused or were silent; so the number of attempts is bounded by the number of workers.
+
+use std::time::Instant;
+
+use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_schemas::ids::{SessionId, StageIndex, WorkerId};
+use stagebus_schemas::messages::control::{Close, Open};
+use stagebus_schemas::messages::public::Event;
+use tracing::{debug, warn};
+
+use super::State;
+use crate::action::{Effect, OpenAnswer, OpenFailure};
+use crate::prefill::{plan_chunks, usable_prefix};
+use crate::session::{Opening, Running, SessionState};
+
+impl State {
+    /// Starts waiting sessions while there are places.
+    pub(super) fn admit(&mut self, now: Instant) {
+        let mut n_active = self.sessions.values().filter(|session| session.is_active()).count();
+        while n_active < self.settings.max_sessions {
+            let Some(session) = self.queue.pop_front() else { return };
+            self.place(session, now);
+            n_active += usize::from(self.sessions.contains_key(&session));
+        }
+    }
+
+    /// Tries again to place the sessions that wait for a worker.
+    pub(super) fn place_waiting(&mut self, now: Instant) {
+        let waiting: Vec<SessionId> = self
+            .sessions
+            .values()
+            .filter(|session| matches!(session.state(), SessionState::Routing))
+            .map(|session| session.id)
+            .collect();
+        for session in waiting {
+            self.place(session, now);
+        }
+    }
+
+    pub(super) fn on_open_answer(&mut self, answer: OpenAnswer, now: Instant) {
+        let OpenAnswer { session: id, epoch, stage, worker, outcome } = answer;
+        match &outcome {
+            Err(OpenFailure::Gone) => self.on_worker_gone(&worker, now),
+            Err(OpenFailure::Silent) => self.fleet.suspect(&worker, now),
+            Ok(_) | Err(OpenFailure::Refused(_)) => {}
+        }
+        let opening = self.sessions.get_mut(&id).and_then(|session| session.opening_mut());
+        let Some(opening) = opening.filter(|opening| opening.epoch == epoch) else {
+            // The session ended meanwhile; its close may have overtaken this open.
+            if matches!(outcome, Ok(_) | Err(OpenFailure::Silent)) {
+                let close = Close { session: id, epoch };
+                self.effects.push(Effect::Close { stage, worker, close });
+            }
+            return;
+        };
+        if let Some(slot) = opening.answers.get_mut(stage.index()) {
+            *slot = Some(outcome);
+        }
+        if opening.answers.iter().all(Option::is_some) {
+            self.on_all_answered(id, now);
+        }
+    }
+
+    /// Chooses workers and asks them to open the session, or lets it wait, or gives up.
+    fn place(&mut self, id: SessionId, now: Instant) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let wait = self.settings.route_wait();
+        let deadline = *session.placement.deadline.get_or_insert(now + wait);
+        let mut route = Vec::with_capacity(usize::from(self.model.identity.n_stages));
+        for stage in self.fleet.stages() {
+            if let Some(worker) = self.fleet.pick(stage, &session.placement.avoid, now) {
+                route.push(worker);
+                continue;
+            }
+            let refusal =
+                session.placement.refusals.iter().rev().find(|(refused, _)| *refused == stage);
+            if let Some((_, refusal)) = refusal {
+                let refusal = refusal.clone();
+                return self.fail(id, refusal, now);
+            }
+            if deadline <= now {
+                return self.fail(id, self.no_worker(stage), now);
+            }
+            if !matches!(session.state(), SessionState::Routing)
+                && let Err(error) = session.enter(SessionState::Routing)
+            {
+                self.on_session_fault(id, error.into(), now);
+            }
+            return;
+        }
+        self.open(id, route, now);
+    }
+
+    fn open(&mut self, id: SessionId, route: Vec<WorkerId>, now: Instant) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let epoch = session.placement.epoch;
+        session.placement.epoch = epoch.next();
+        let max_len = u32::try_from(session.prompt.len())
+            .unwrap_or(u32::MAX)
+            .saturating_add(session.max_tokens);
+        let open = Open {
+            session: id,
+            epoch,
+            coordinator: self.name.id.clone(),
+            route: route.clone(),
+            fingerprint: self.model.identity.fingerprint.clone(),
+            prompt: session.prompt.clone(),
+            max_len,
+        };
+        let answers = vec![None; route.len()];
+        let opening = Opening { epoch, route: route.clone(), answers };
+        if let Err(error) = session.enter(SessionState::Opening(opening)) {
+            return self.on_session_fault(id, error.into(), now);
+        }
+        for (stage, worker) in self.fleet.stages().zip(route) {
+            self.fleet.session_opened(&worker);
+            self.effects.push(Effect::Open { stage, worker, open: open.clone() });
+        }
+    }
+
+    fn on_all_answered(&mut self, id: SessionId, now: Instant) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(opening) = session.opening_mut() else { return };
+        let (epoch, route) = (opening.epoch, std::mem::take(&mut opening.route));
+        let answers: Vec<_> = std::mem::take(&mut opening.answers).into_iter().flatten().collect();
+        let cached: Option<Vec<u32>> =
+            answers.iter().map(|answer| answer.as_ref().ok().copied()).collect();
+        if let Some(cached) = cached {
+            let cached_len = cached.into_iter().min().unwrap_or(0) as usize;
+            return self.start(id, Opening { epoch, route, answers: Vec::new() }, cached_len, now);
+        }
+        for ((stage, worker), answer) in self.fleet.stages().zip(route).zip(answers) {
+            self.fleet.session_closed(&worker);
+            if matches!(answer, Ok(_) | Err(OpenFailure::Silent)) {
+                let (worker, close) = (worker.clone(), Close { session: id, epoch });
+                self.effects.push(Effect::Close { stage, worker, close });
+            }
+            if let Err(failure) = answer {
+                warn!(session_id = %id, stage_index = %stage, ?failure, "session was not opened");
+                if let OpenFailure::Refused(error) = failure {
+                    session.placement.refusals.push((stage, error));
+                }
+                session.placement.avoid.insert(worker);
+            }
+        }
+        self.place(id, now);
+    }
+
+    /// Tells the client that its session exists, and sends the first prompt chunks.
+    fn start(&mut self, id: SessionId, opened: Opening, cached_len: usize, now: Instant) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let start_pos = usable_prefix(cached_len, session.prompt.len());
+        let chunks = plan_chunks(session.prompt.len() - start_pos, self.max_chunk_rows);
+        debug!(session_id = %id, n_tokens = session.prompt.len(), kv_len = start_pos, "session opened");
+        let running = Running::new(opened.epoch, opened.route, start_pos, chunks, now);
+        if let Err(error) = session.enter(SessionState::Running(running)) {
+            return self.on_session_fault(id, error.into(), now);
+        }
+        self.effects.push(Effect::Event {
+            session: Some(id),
+            client: session.client.clone(),
+            event: Event::Accepted {
+                request_id: session.request.clone(),
+                prompt_tokens: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
+            },
+        });
+        self.send_chunks(id, now);
+    }
+
+    fn no_worker(&self, stage: StageIndex) -> ErrorReply {
+        let waited = self.settings.route_wait_ms;
+        let others = match self.fleet.n_refused() {
+            0 => String::new(),
+            n => format!("; {n} workers of another shard set are not used"),
+        };
+        ErrorReply::new(
+            ErrorClass::StageUnavailable,
+            format!("stage {stage} has no worker that takes sessions, waited {waited} ms{others}"),
+        )
+    }
+}

@@ -1,0 +1,202 @@
+//! How long a request and its steps take.
+
+use std::time::{Duration, Instant};
+
+use stagebus_schemas::messages::forward::StageTime;
+use stagebus_schemas::messages::public::Timings;
+
+/// Weight of a new value in a smoothed time: about the last ten values count.
+const SMOOTHING: f64 = 0.2;
+
+/// How many smoothed round trips a step may take before it counts as lost.
+const STEP_TIMEOUT_FACTOR: u32 = 20;
+
+/// A smoothed duration.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Smoothed(Option<Duration>);
+
+impl Smoothed {
+    /// Takes a new value.
+    pub(crate) fn add(&mut self, value: Duration) {
+        self.0 = Some(match self.0 {
+            None => value,
+            Some(old) => old.mul_f64(1.0 - SMOOTHING) + value.mul_f64(SMOOTHING),
+        });
+    }
+
+    /// Returns the value; nothing before the first.
+    pub(crate) fn get(self) -> Option<Duration> {
+        self.0
+    }
+}
+
+/// Returns the time that a step may take: `floor`, or many times the measured round trip where
+/// stages are slow.
+pub(crate) fn step_timeout(floor: Duration, round_trip: Smoothed) -> Duration {
+    round_trip.get().map_or(floor, |measured| floor.max(measured * STEP_TIMEOUT_FACTOR))
+}
+
+/// Collects the times of one request.
+#[derive(Debug, Clone)]
+pub(crate) struct Stopwatch {
+    arrival: Instant,
+    first_step: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    n_tokens: u32,
+    decode: DecodeTimes,
+}
+
+/// Sums over the decode steps.
+#[derive(Debug, Clone, Default)]
+struct DecodeTimes {
+    n_steps: u32,
+    round_trips: Duration,
+    infer_us: Vec<u64>,
+}
+
+impl Stopwatch {
+    /// Starts at the arrival of the request.
+    pub(crate) fn new(arrival: Instant, n_stages: usize) -> Self {
+        Self {
+            arrival,
+            first_step: None,
+            first_token: None,
+            last_token: None,
+            n_tokens: 0,
+            decode: DecodeTimes { infer_us: vec![0; n_stages], ..DecodeTimes::default() },
+        }
+    }
+
+    /// Notes that a step was sent.
+    pub(crate) fn step_sent(&mut self, now: Instant) {
+        self.first_step.get_or_insert(now);
+    }
+
+    /// Notes new tokens.
+    pub(crate) fn tokens(&mut self, n_tokens: u32, now: Instant) {
+        self.first_token.get_or_insert(now);
+        self.last_token = Some(now);
+        self.n_tokens += n_tokens;
+    }
+
+    /// Notes a finished decode step. Entries of `trace` for stages that do not exist are ignored.
+    pub(crate) fn decode_step(&mut self, round_trip: Duration, trace: &[StageTime]) {
+        self.decode.n_steps += 1;
+        self.decode.round_trips += round_trip;
+        for time in trace {
+            if let Some(sum) = self.decode.infer_us.get_mut(time.stage.index()) {
+                *sum += u64::from(time.infer_us);
+            }
+        }
+    }
+
+    /// Returns the time from arrival until `now`.
+    pub(crate) fn elapsed(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.arrival)
+    }
+
+    /// Returns what `done` reports.
+    pub(crate) fn report(&self, now: Instant) -> Timings {
+        let since_arrival = |at: Option<Instant>| {
+            at.map_or(0.0, |at| milliseconds(at.saturating_duration_since(self.arrival)))
+        };
+        let decode_tok_s = match (self.first_token, self.last_token) {
+            (Some(first), Some(last)) if self.n_tokens > 1 && last > first => {
+                f64::from(self.n_tokens - 1) / (last - first).as_secs_f64()
+            }
+            _ => 0.0,
+        };
+        let stage_infer_ms = self.decode.stage_infer_ms();
+        Timings {
+            queue_ms: since_arrival(self.first_step),
+            ttft_ms: since_arrival(self.first_token),
+            decode_tok_s,
+            total_ms: milliseconds(self.elapsed(now)),
+            overhead_ms: self.decode.overhead_ms(&stage_infer_ms),
+            stage_infer_ms,
+        }
+    }
+}
+
+impl DecodeTimes {
+    fn stage_infer_ms(&self) -> Vec<f64> {
+        let n_steps = self.n_steps.max(1);
+        self.infer_us
+            .iter()
+            .map(|sum| milliseconds(Duration::from_micros(*sum) / n_steps))
+            .collect()
+    }
+
+    fn overhead_ms(&self, stage_infer_ms: &[f64]) -> f64 {
+        if self.n_steps == 0 {
+            return 0.0;
+        }
+        milliseconds(self.round_trips / self.n_steps) - stage_infer_ms.iter().sum::<f64>()
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use stagebus_schemas::ids::StageIndex;
+
+    use super::*;
+
+    fn close(found: f64, expected: f64) {
+        assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
+    }
+
+    #[test]
+    fn a_request_reports_its_times() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut watch = Stopwatch::new(start, 2);
+        watch.step_sent(at(2));
+        watch.step_sent(at(3));
+        watch.tokens(1, at(10));
+        let trace: Vec<StageTime> = [3000, 4000]
+            .into_iter()
+            .enumerate()
+            .map(|(stage, infer_us)| StageTime {
+                stage: StageIndex::new(u16::try_from(stage).unwrap()),
+                queue_us: 0,
+                infer_us,
+                total_us: infer_us,
+            })
+            .collect();
+        for ms in [20, 30] {
+            watch.decode_step(Duration::from_millis(10), &trace);
+            watch.tokens(1, at(ms));
+        }
+        let timings = watch.report(at(31));
+        close(timings.queue_ms, 2.0);
+        close(timings.ttft_ms, 10.0);
+        close(timings.decode_tok_s, 100.0);
+        close(timings.total_ms, 31.0);
+        close(timings.stage_infer_ms[0], 3.0);
+        close(timings.stage_infer_ms[1], 4.0);
+        close(timings.overhead_ms, 3.0);
+    }
+
+    #[test]
+    fn a_request_without_tokens_reports_zeros() {
+        let start = Instant::now();
+        let timings = Stopwatch::new(start, 1).report(start);
+        assert_eq!(timings, Timings { stage_infer_ms: vec![0.0], ..Timings::default() });
+    }
+
+    #[test]
+    fn a_slow_pipeline_gets_more_time_per_step() {
+        let floor = Duration::from_secs(30);
+        let mut measured = Smoothed::default();
+        assert_eq!(step_timeout(floor, measured), floor);
+        measured.add(Duration::from_secs(1));
+        assert_eq!(step_timeout(floor, measured), floor);
+        measured.add(Duration::from_secs(11));
+        assert_eq!(step_timeout(floor, measured), Duration::from_secs(60));
+    }
+}

@@ -1,0 +1,198 @@
+//! A broker, a shard set, a coordinator and stages, started for one test.
+
+use std::time::Duration;
+
+use stagebus_bus::{Bus, BusOptions, EventStream};
+use stagebus_coordinator::{CoordinatorConfig, CoordinatorError, CoordinatorSettings, run};
+use stagebus_engine::testing::TestModel;
+use stagebus_fleet::{BrokerOptions, LocalBroker};
+use stagebus_schemas::error::ErrorClass;
+use stagebus_schemas::ids::ModelName;
+use stagebus_schemas::messages::public::{Event, FinishReason, PromptRequest, Usage};
+use stagebus_schemas::subjects::Subjects;
+use stagebus_settings::BrokerSettings;
+use stagebus_shards::Manifest;
+use stagebus_shards::text::TextModel;
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::fake_stage::{Behaviour, FakeStage};
+use crate::shard_set;
+
+/// Longest wait for an event; only a hang takes that long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A broker with clients.
+pub struct Bed {
+    pub broker: LocalBroker,
+    pub folder: TempDir,
+    pub manifest: Manifest,
+    pub model: TestModel,
+    pub text: TextModel,
+    pub subjects: Subjects,
+    pub bus: Bus,
+}
+
+impl Bed {
+    pub async fn new(n_stages: usize) -> Self {
+        let broker = LocalBroker::start(BrokerOptions::default()).await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = shard_set::write(folder.path(), n_stages);
+        Self {
+            bus: Bus::connect(BusOptions::new(broker.url(), "client")).await.unwrap(),
+            model: TestModel::from_manifest(&manifest),
+            text: TextModel::load(folder.path()).unwrap(),
+            subjects: Subjects::new(&ModelName::new(manifest.model.clone()).unwrap()),
+            broker,
+            folder,
+            manifest,
+        }
+    }
+
+    /// Starts `per_stage` good workers of every stage.
+    pub async fn stages(&self, per_stage: usize) -> Vec<FakeStage> {
+        let mut stages = Vec::new();
+        for stage in 0..self.manifest.n_stages() {
+            for _ in 0..per_stage {
+                stages.push(self.stage(stage, Behaviour::Good).await);
+            }
+        }
+        stages
+    }
+
+    pub async fn stage(&self, stage: usize, behaviour: Behaviour) -> FakeStage {
+        FakeStage::start(&self.broker.url(), &self.manifest, stage, behaviour).await
+    }
+
+    pub async fn coordinator(&self, settings: CoordinatorSettings) -> Running {
+        self.coordinator_that_waits(settings, false).await.ready().await
+    }
+
+    pub async fn coordinator_that_waits(
+        &self,
+        settings: CoordinatorSettings,
+        wait_for_workers: bool,
+    ) -> Starting {
+        let config = CoordinatorConfig {
+            shards: self.folder.path().to_owned(),
+            broker: BrokerSettings { url: self.broker.url(), ..BrokerSettings::default() },
+            settings,
+            wait_for_workers,
+        };
+        let shutdown = CancellationToken::new();
+        let (tell, ready) = oneshot::channel();
+        let mut tasks = JoinSet::new();
+        let stop = shutdown.clone();
+        tasks.spawn(async move {
+            run(config, stop, |_| {
+                // A test that no longer waits has failed already.
+                drop(tell.send(()));
+            })
+            .await
+        });
+        Starting { ready, running: Running { shutdown, tasks } }
+    }
+
+    pub async fn ask(&self, request: &PromptRequest) -> Answer {
+        Answer::read(self.send(request).await).await
+    }
+
+    pub async fn send(&self, request: &PromptRequest) -> EventStream {
+        self.bus.prompt(&self.subjects.prompt(), request, PATIENCE).await.unwrap()
+    }
+
+    /// Tokens that greedy decoding gives, up to and with an end token.
+    pub fn expected(&self, prompt: &[u32], n: usize) -> Vec<u32> {
+        let mut tokens = self.model.expected(prompt, n);
+        if let Some(end) = tokens.iter().position(|token| *token == shard_set::END) {
+            tokens.truncate(end + 1);
+        }
+        tokens
+    }
+}
+
+/// A coordinator that may not be ready.
+pub struct Starting {
+    pub ready: oneshot::Receiver<()>,
+    running: Running,
+}
+
+impl Starting {
+    pub async fn ready(self) -> Running {
+        tokio::time::timeout(PATIENCE, self.ready).await.unwrap().unwrap();
+        self.running
+    }
+}
+
+/// A coordinator that is ready.
+pub struct Running {
+    pub shutdown: CancellationToken,
+    tasks: JoinSet<Result<(), CoordinatorError>>,
+}
+
+impl Running {
+    /// Asks for the end and waits for it.
+    pub async fn end(mut self) -> Result<(), CoordinatorError> {
+        self.shutdown.cancel();
+        tokio::time::timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap()
+    }
+}
+
+/// All events of one request.
+#[derive(Debug, Default)]
+pub struct Answer {
+    pub n_accepted: usize,
+    pub n_token_events: usize,
+    pub text: String,
+    pub tokens: Vec<u32>,
+    pub done: Option<(FinishReason, Usage)>,
+    pub error: Option<(ErrorClass, String, Option<u64>)>,
+}
+
+impl Answer {
+    pub async fn read(mut stream: EventStream) -> Self {
+        let mut answer = Self::default();
+        while let Some(event) = stream.next().await.unwrap() {
+            answer.add(event);
+        }
+        answer
+    }
+
+    pub fn add(&mut self, event: Event) {
+        match event {
+            Event::Accepted { .. } => self.n_accepted += 1,
+            Event::Token { text, tokens, .. } => {
+                self.n_token_events += 1;
+                self.text.push_str(&text);
+                self.tokens.extend(tokens);
+            }
+            Event::Done { finish_reason, usage, text, tokens, .. } => {
+                self.text.extend(text);
+                self.tokens.extend(tokens.unwrap_or_default());
+                self.done = Some((finish_reason, usage));
+            }
+            Event::Error { class, message, retry_after_ms } => {
+                self.error = Some((class, message, retry_after_ms));
+            }
+        }
+    }
+
+    pub fn class(&self) -> Option<ErrorClass> {
+        self.error.as_ref().map(|(class, _, _)| *class)
+    }
+
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.done.as_ref().map(|(reason, _)| *reason)
+    }
+}
+
+/// A request for tokens after tokens.
+pub fn tokens(prompt: &[u32], max_tokens: u32) -> PromptRequest {
+    PromptRequest {
+        tokens: Some(prompt.to_vec()),
+        max_tokens: Some(max_tokens),
+        ..PromptRequest::default()
+    }
+}
