@@ -34,6 +34,9 @@ pub enum CodecError {
         /// Version of this build.
         expected: MessageVersion,
     },
+    /// The fields are a list without names, so that swapped ones would go unseen.
+    #[error("the message is a list, expected a map of named fields")]
+    Positional,
     /// Bytes follow the message.
     #[error("{bytes} bytes follow the message")]
     Trailing {
@@ -72,6 +75,7 @@ impl CodecError {
             Self::Version { .. } => ErrorClass::VersionMismatch,
             Self::Encode(_) => ErrorClass::Internal,
             Self::TooLarge { .. }
+            | Self::Positional
             | Self::Trailing { .. }
             | Self::MessagePack(_)
             | Self::Json(_)
@@ -112,10 +116,11 @@ pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, CodecError> {
 /// copied once, from the message into its own buffer.
 ///
 /// # Errors
-/// [`CodecError::TooLarge`], [`CodecError::MessagePack`], [`CodecError::Trailing`],
-/// [`CodecError::Version`], and what [`Message::validate`] returns.
+/// [`CodecError::TooLarge`], [`CodecError::Positional`], [`CodecError::MessagePack`],
+/// [`CodecError::Trailing`], [`CodecError::Version`], and what [`Message::validate`] returns.
 pub fn decode<M: Message>(bytes: &[u8]) -> Result<M, CodecError> {
     check_size(bytes.len())?;
+    check_named(ContentType::MessagePack, bytes)?;
     let message: M = match from_message_pack(bytes) {
         Ok(message) => message,
         Err(error) => return Err(other_version(bytes).unwrap_or(error)),
@@ -159,6 +164,15 @@ fn check_size(bytes: usize) -> Result<(), CodecError> {
         return Err(CodecError::TooLarge { bytes, limit: MAX_MESSAGE_BYTES });
     }
     Ok(())
+}
+
+/// Refuses a list where a map is due; the decoders would take its entries for the fields in order.
+fn check_named(content: ContentType, bytes: &[u8]) -> Result<(), CodecError> {
+    let is_list = match content {
+        ContentType::Json => bytes.trim_ascii_start().first() == Some(&b'['),
+        ContentType::MessagePack => matches!(bytes.first(), Some(0x90..=0x9f | 0xdc | 0xdd)),
+    };
+    if is_list { Err(CodecError::Positional) } else { Ok(()) }
 }
 
 type SliceDeserializer<'a> = rmp_serde::Deserializer<rmp_serde::decode::ReadRefReader<'a, [u8]>>;
@@ -224,13 +238,14 @@ impl ContentType {
 /// Decodes a public message.
 ///
 /// # Errors
-/// [`CodecError::TooLarge`], [`CodecError::Json`], [`CodecError::MessagePack`],
-/// [`CodecError::Trailing`].
+/// [`CodecError::TooLarge`], [`CodecError::Positional`], [`CodecError::Json`],
+/// [`CodecError::MessagePack`], [`CodecError::Trailing`].
 pub fn decode_public<T: DeserializeOwned>(
     content: ContentType,
     bytes: &[u8],
 ) -> Result<T, CodecError> {
     check_size(bytes.len())?;
+    check_named(content, bytes)?;
     match content {
         ContentType::Json => Ok(serde_json::from_slice(bytes)?),
         ContentType::MessagePack => from_message_pack(bytes),

@@ -12,6 +12,9 @@
 //! stagebus.v1.<model>.probe                                 asks everybody to announce itself now
 //! ```
 
+use std::num::ParseIntError;
+use std::str::FromStr;
+
 use crate::ids::{
     CoordinatorId, Epoch, IdError, ModelName, RequestId, SessionId, StageIndex, StepNumber,
     WorkerId,
@@ -153,21 +156,15 @@ impl Subjects {
             ["fleet", stage, worker] => {
                 Ok(Subject::Worker(parse_stage(stage)?, WorkerId::new(*worker)?))
             }
-            ["lost", coordinator, session, epoch, step, stage] => {
-                let session = (session.len() == 16)
-                    .then(|| u64::from_str_radix(session, 16).ok())
-                    .flatten()
-                    .ok_or_else(unknown)?;
-                Ok(Subject::Lost(
-                    CoordinatorId::new(*coordinator)?,
-                    LostStep {
-                        session: SessionId::from_u64(session),
-                        epoch: Epoch::new(epoch.parse().map_err(SubjectError::Number)?),
-                        step: StepNumber::new(step.parse().map_err(SubjectError::Number)?),
-                        stage: parse_stage(stage)?,
-                    },
-                ))
-            }
+            ["lost", coordinator, session, epoch, step, stage] => Ok(Subject::Lost(
+                CoordinatorId::new(*coordinator)?,
+                LostStep {
+                    session: parse_session(session)?,
+                    epoch: Epoch::new(parse_number(epoch)?),
+                    step: StepNumber::new(parse_number(step)?),
+                    stage: parse_stage(stage)?,
+                },
+            )),
             _ => Err(unknown()),
         }
     }
@@ -223,11 +220,40 @@ pub enum SubjectError {
     Id(#[from] IdError),
     /// A token is not a number.
     #[error("subject token is not a number")]
-    Number(#[source] std::num::ParseIntError),
+    Number(#[source] ParseIntError),
+    /// A number is not written as it is built here.
+    #[error("subject token {token:?} is not in the form of its number")]
+    NumberForm {
+        /// The token.
+        token: String,
+    },
 }
 
 fn parse_stage(token: &str) -> Result<StageIndex, SubjectError> {
-    token.parse().map(StageIndex::new).map_err(SubjectError::Number)
+    parse_number(token).map(StageIndex::new)
+}
+
+/// Reads a number in the one form in which it is written: no sign, no leading zero.
+fn parse_number<T: FromStr<Err = ParseIntError> + ToString>(
+    token: &str,
+) -> Result<T, SubjectError> {
+    let number: T = token.parse().map_err(SubjectError::Number)?;
+    if number.to_string() == token {
+        Ok(number)
+    } else {
+        Err(SubjectError::NumberForm { token: token.to_owned() })
+    }
+}
+
+/// Reads a session in its one form: 16 small hexadecimal digits.
+fn parse_session(token: &str) -> Result<SessionId, SubjectError> {
+    let number = u64::from_str_radix(token, 16).map_err(SubjectError::Number)?;
+    let session = SessionId::from_u64(number);
+    if session.to_string() == token {
+        Ok(session)
+    } else {
+        Err(SubjectError::NumberForm { token: token.to_owned() })
+    }
 }
 
 #[cfg(test)]

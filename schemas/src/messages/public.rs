@@ -2,10 +2,14 @@
 //!
 //! JSON or MessagePack, told apart by the `Content-Type` header, else by the first byte.
 
+mod validate;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorClass;
 use crate::ids::RequestId;
+
+pub use validate::{Limits, PromptInput, RequestError, ValidRequest};
 
 /// One message of a chat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

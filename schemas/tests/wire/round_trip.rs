@@ -1,0 +1,369 @@
+//! Whatever a message holds, it comes back equal.
+
+use std::fmt::Debug;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use stagebus_schemas::codec::{self, ContentType, Message};
+use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_schemas::ids::{
+    CoordinatorId, Epoch, ModelName, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
+};
+use stagebus_schemas::messages::control::{
+    Close, Control, ControlAction, ControlOutcome, ControlReply, Open,
+};
+use stagebus_schemas::messages::fleet::{
+    CoordinatorAnnouncement, WorkerAnnouncement, WorkerLoad, WorkerState,
+};
+use stagebus_schemas::messages::forward::{Forward, Phase, StageTime, Step};
+use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
+use stagebus_schemas::messages::public::{
+    ChatMessage, Event, FinishReason, PromptRequest, Timings, Usage,
+};
+use stagebus_schemas::tensor::{Dtype, Tensor};
+use stagebus_schemas::version::MessageVersion;
+
+const TOKEN: &str = "[a-zA-Z0-9_-]{1,64}";
+
+fn worker() -> impl Strategy<Value = WorkerId> {
+    TOKEN.prop_map(|text| WorkerId::new(text).expect("a token"))
+}
+
+fn coordinator() -> impl Strategy<Value = CoordinatorId> {
+    TOKEN.prop_map(|text| CoordinatorId::new(text).expect("a token"))
+}
+
+fn model() -> impl Strategy<Value = ModelName> {
+    TOKEN.prop_map(|text| ModelName::new(text).expect("a token"))
+}
+
+fn position() -> impl Strategy<Value = (SessionId, Epoch, StepNumber)> {
+    any::<(u64, u32, u32)>().prop_map(|(session, epoch, step)| {
+        (SessionId::from_u64(session), Epoch::new(epoch), StepNumber::new(step))
+    })
+}
+
+fn failure() -> impl Strategy<Value = ErrorReply> {
+    let classes = vec![
+        ErrorClass::InvalidRequest,
+        ErrorClass::Overloaded,
+        ErrorClass::StageUnavailable,
+        ErrorClass::UnknownSession,
+        ErrorClass::StaleEpoch,
+        ErrorClass::StepGap,
+        ErrorClass::VersionMismatch,
+        ErrorClass::Cancelled,
+        ErrorClass::Internal,
+    ];
+    (prop::sample::select(classes), any::<String>(), any::<Option<u64>>())
+        .prop_map(|(class, message, retry_after_ms)| ErrorReply { class, message, retry_after_ms })
+}
+
+fn trace() -> impl Strategy<Value = Vec<StageTime>> {
+    let time = any::<(u16, u32, u32, u32)>().prop_map(|(stage, queue_us, infer_us, total_us)| {
+        StageTime { stage: StageIndex::new(stage), queue_us, infer_us, total_us }
+    });
+    vec(time, 0..4)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let rows = vec(any::<(u32, bool)>(), 1..6);
+    (position(), 0..u32::MAX - 8, any::<bool>(), rows, trace()).prop_map(
+        |((session, epoch, step), start_pos, is_prefill, rows, trace)| Step {
+            session,
+            epoch,
+            step,
+            start_pos,
+            phase: if is_prefill { Phase::Prefill } else { Phase::Decode },
+            wanted: (0..).zip(&rows).filter(|(_, row)| row.1).map(|(at, _)| at).collect(),
+            tokens: rows.into_iter().map(|row| row.0).collect(),
+            trace,
+        },
+    )
+}
+
+pub(crate) fn forward() -> impl Strategy<Value = Forward> {
+    let dtype = prop::sample::select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16]);
+    let tensor = option::of((dtype, 1_u32..20, any::<u8>()));
+    (option::of(worker()), vec(step(), 1..4), tensor).prop_map(|(from, steps, tensor)| {
+        let n_rows: usize = steps.iter().map(|step| step.tokens.len()).sum();
+        let hidden = tensor.map(|(dtype, hidden_dim, fill)| Tensor {
+            dtype,
+            n_rows: u32::try_from(n_rows).expect("few rows"),
+            hidden_dim,
+            data: vec![fill; n_rows * hidden_dim as usize * dtype.size_bytes()].into(),
+        });
+        Forward { version: MessageVersion::CURRENT, from, steps, hidden }
+    })
+}
+
+fn head() -> impl Strategy<Value = Head> {
+    let rows = prop::collection::btree_map(any::<u32>(), any::<u32>(), 0..5);
+    let step = (position(), rows, trace()).prop_map(|((session, epoch, step), rows, trace)| {
+        let rows = rows.into_iter().map(|(pos, token)| HeadRow { pos, token }).collect();
+        HeadStep { session, epoch, step, rows, trace }
+    });
+    let fault = (position(), failure()).prop_map(|((session, epoch, step), error)| StepFault {
+        session,
+        epoch,
+        step,
+        error,
+    });
+    (any::<u16>(), worker(), vec(step, 0..4), vec(fault, 0..3)).prop_map(
+        |(stage, worker, steps, faults)| Head {
+            version: MessageVersion::CURRENT,
+            stage: StageIndex::new(stage),
+            worker,
+            steps,
+            faults,
+        },
+    )
+}
+
+fn open() -> impl Strategy<Value = Open> {
+    let ids = (position(), coordinator(), vec(worker(), 1..5));
+    (ids, ".{1,60}", vec(any::<u32>(), 0..9), 9..u32::MAX).prop_map(
+        |(((session, epoch, _), coordinator, route), fingerprint, prompt, max_len)| Open {
+            session,
+            epoch,
+            coordinator,
+            route,
+            fingerprint,
+            prompt,
+            max_len,
+        },
+    )
+}
+
+fn control() -> impl Strategy<Value = Control> {
+    prop_oneof![
+        open().prop_map(ControlAction::Open),
+        position().prop_map(|(session, epoch, _)| ControlAction::Close(Close { session, epoch })),
+        Just(ControlAction::Drain),
+        Just(ControlAction::Stats),
+    ]
+    .prop_map(|action| Control { version: MessageVersion::CURRENT, action })
+}
+
+fn load() -> impl Strategy<Value = WorkerLoad> {
+    any::<([u32; 5], [u64; 3])>().prop_map(|(small, large)| WorkerLoad {
+        n_sessions: small[0],
+        max_sessions: small[1],
+        queue_depth: small[2],
+        kv_tokens: large[0],
+        kv_bytes: large[1],
+        steps_completed: large[2],
+        decode_us: small[3],
+        prefill_row_us: small[4],
+    })
+}
+
+fn control_reply() -> impl Strategy<Value = ControlReply> {
+    prop_oneof![
+        any::<u32>().prop_map(|cached_len| ControlOutcome::Opened { cached_len }),
+        Just(ControlOutcome::Closed),
+        Just(ControlOutcome::Draining),
+        load().prop_map(ControlOutcome::Stats),
+        failure().prop_map(ControlOutcome::Failed),
+    ]
+    .prop_map(|outcome| ControlReply { version: MessageVersion::CURRENT, outcome })
+}
+
+fn worker_announcement() -> impl Strategy<Value = WorkerAnnouncement> {
+    let states = vec![WorkerState::Ready, WorkerState::Draining, WorkerState::Leaving];
+    let numbers = (1_u16..=1024, any::<u16>(), 0_u32..1000, 1_u32..1000, any::<u32>());
+    let texts = (".{0,60}", ".{0,60}", ".{0,60}", ".{0,60}");
+    (worker(), model(), numbers, texts, prop::sample::select(states), load()).prop_map(
+        |(
+            worker,
+            model,
+            (n_stages, stage, first_layer, n_layers, interval_ms),
+            texts,
+            state,
+            load,
+        )| {
+            let (fingerprint, device, profile, host) = texts;
+            WorkerAnnouncement {
+                version: MessageVersion::CURRENT,
+                worker,
+                model,
+                fingerprint,
+                stage: StageIndex::new(stage % n_stages),
+                n_stages,
+                first_layer,
+                end_layer: first_layer + n_layers,
+                device,
+                profile,
+                host,
+                state,
+                interval_ms,
+                load,
+            }
+        },
+    )
+}
+
+fn coordinator_announcement() -> impl Strategy<Value = CoordinatorAnnouncement> {
+    let numbers = (1_u16..=1024, any::<bool>(), any::<[u32; 2]>(), any::<[u64; 2]>());
+    (coordinator(), model(), ".{0,60}", ".{0,60}", numbers).prop_map(
+        |(coordinator, model, fingerprint, host, (n_stages, accepting, small, large))| {
+            CoordinatorAnnouncement {
+                version: MessageVersion::CURRENT,
+                coordinator,
+                model,
+                fingerprint,
+                n_stages,
+                host,
+                accepting,
+                interval_ms: small[0],
+                n_sessions: small[1],
+                requests_done: large[0],
+                tokens_out: large[1],
+            }
+        },
+    )
+}
+
+fn prompt_request() -> impl Strategy<Value = PromptRequest> {
+    let message =
+        any::<(String, String)>().prop_map(|(role, content)| ChatMessage { role, content });
+    let input = (
+        option::of(vec(message, 0..3)),
+        any::<Option<String>>(),
+        option::of(vec(any::<u32>(), 0..9)),
+    );
+    let number = || option::of(-1e6_f32..1e6);
+    let sampling = (number(), number(), any::<Option<u32>>(), number(), any::<Option<u64>>());
+    let rest = (
+        option::of(TOKEN),
+        any::<Option<u32>>(),
+        vec(any::<String>(), 0..3),
+        any::<Option<bool>>(),
+        any::<Option<bool>>(),
+    );
+    (input, sampling, rest).prop_map(
+        |((messages, prompt, tokens), (temperature, top_p, top_k, min_p, seed), rest)| {
+            let (request_id, max_tokens, stop, logprobs, stream) = rest;
+            PromptRequest {
+                request_id: request_id.map(|text| RequestId::new(text).expect("a token")),
+                messages,
+                prompt,
+                tokens,
+                max_tokens,
+                temperature,
+                top_p,
+                top_k,
+                min_p,
+                seed,
+                stop,
+                logprobs,
+                stream,
+            }
+        },
+    )
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let tokens = || vec(any::<u32>(), 0..5);
+    let reason = prop::sample::select(vec![
+        FinishReason::Stop,
+        FinishReason::Length,
+        FinishReason::Cancelled,
+    ]);
+    // Eighths: the JSON reader may be off by the last bit of other numbers.
+    let ms = || any::<i32>().prop_map(|eighths| f64::from(eighths) / 8.0);
+    let timings = (ms(), ms(), vec(ms(), 0..4)).prop_map(|(a, b, stage_infer_ms)| Timings {
+        queue_ms: a,
+        ttft_ms: b,
+        decode_tok_s: a * 2.0,
+        total_ms: b * 2.0,
+        stage_infer_ms,
+        overhead_ms: -a,
+    });
+    let done =
+        (reason, any::<(u32, u32)>(), timings, any::<Option<String>>(), option::of(tokens()));
+    prop_oneof![
+        (TOKEN, any::<u32>()).prop_map(|(id, prompt_tokens)| Event::Accepted {
+            request_id: RequestId::new(id).expect("a token"),
+            prompt_tokens,
+        }),
+        (any::<u64>(), any::<String>(), tokens()).prop_map(|(i, text, tokens)| Event::Token {
+            i,
+            text,
+            tokens
+        }),
+        done.prop_map(|(finish_reason, used, timings, text, tokens)| Event::Done {
+            finish_reason,
+            usage: Usage { prompt_tokens: used.0, completion_tokens: used.1 },
+            timings,
+            text,
+            tokens,
+        }),
+        failure().prop_map(|error| Event::Error {
+            class: error.class,
+            message: error.message,
+            retry_after_ms: error.retry_after_ms,
+        }),
+    ]
+}
+
+fn check<M: Message + PartialEq + Debug>(message: &M) {
+    let bytes = codec::encode(message).expect("encodes");
+    assert_eq!(&codec::decode::<M>(&bytes).expect("decodes"), message);
+}
+
+fn check_public<T>(value: &T)
+where
+    T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + Debug,
+{
+    for content in [ContentType::Json, ContentType::MessagePack] {
+        let bytes = codec::encode_public(content, value).expect("encodes");
+        assert_eq!(ContentType::detect(None, &bytes), content);
+        assert_eq!(ContentType::detect(Some(content.header()), &bytes), content);
+        let found: T = codec::decode_public(content, &bytes).expect("decodes");
+        assert_eq!(&found, value, "{content:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn forward_comes_back(message in forward()) {
+        check(&message);
+    }
+
+    #[test]
+    fn head_comes_back(message in head()) {
+        check(&message);
+    }
+
+    #[test]
+    fn control_comes_back(message in control()) {
+        check(&message);
+    }
+
+    #[test]
+    fn control_reply_comes_back(message in control_reply()) {
+        check(&message);
+    }
+
+    #[test]
+    fn worker_announcement_comes_back(message in worker_announcement()) {
+        check(&message);
+    }
+
+    #[test]
+    fn coordinator_announcement_comes_back(message in coordinator_announcement()) {
+        check(&message);
+    }
+
+    #[test]
+    fn prompt_request_comes_back(request in prompt_request()) {
+        check_public(&request);
+    }
+
+    #[test]
+    fn event_comes_back(event in event()) {
+        check_public(&event);
+    }
+}

@@ -1,0 +1,216 @@
+//! One sample of every internal message, with what a test does to any of them.
+
+use stagebus_schemas::codec::{self, CodecError, Message};
+use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_schemas::ids::{
+    CoordinatorId, Epoch, ModelName, SessionId, StageIndex, StepNumber, WorkerId,
+};
+use stagebus_schemas::messages::control::{
+    Close, Control, ControlAction, ControlOutcome, ControlReply, Open,
+};
+use stagebus_schemas::messages::fleet::{
+    CoordinatorAnnouncement, WorkerAnnouncement, WorkerLoad, WorkerState,
+};
+use stagebus_schemas::messages::forward::{Forward, Phase, StageTime, Step};
+use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
+use stagebus_schemas::tensor::{Dtype, Tensor};
+use stagebus_schemas::version::MessageVersion;
+
+/// A message, its bytes, and its decoder with the type taken away.
+pub(crate) struct Sample {
+    /// Name of the sample.
+    pub(crate) name: &'static str,
+    /// The encoded message.
+    pub(crate) bytes: Vec<u8>,
+    /// Decodes a message of this type and encodes it again.
+    pub(crate) recode: fn(&[u8]) -> Result<Vec<u8>, CodecError>,
+}
+
+fn sample<M: Message>(name: &'static str, message: &M) -> Sample {
+    Sample {
+        name,
+        bytes: codec::encode(message).expect("a sample encodes"),
+        recode: |bytes| codec::encode(&codec::decode::<M>(bytes)?),
+    }
+}
+
+/// All samples; every variant of every enum is in one of them, error classes excepted.
+pub(crate) fn all() -> Vec<Sample> {
+    let action = |action| Control { version: MessageVersion::CURRENT, action };
+    let outcome = |outcome| ControlReply { version: MessageVersion::CURRENT, outcome };
+    let close = Close { session: session(), epoch: Epoch::new(2) };
+    vec![
+        sample("forward_first", &forward_first()),
+        sample("forward_f32", &forward(Dtype::F32)),
+        sample("forward_f16", &forward(Dtype::F16)),
+        sample("forward_bf16", &forward(Dtype::Bf16)),
+        sample("head", &head()),
+        sample("control_open", &action(ControlAction::Open(open()))),
+        sample("control_close", &action(ControlAction::Close(close))),
+        sample("control_drain", &action(ControlAction::Drain)),
+        sample("control_stats", &action(ControlAction::Stats)),
+        sample("reply_opened", &outcome(ControlOutcome::Opened { cached_len: 32 })),
+        sample("reply_closed", &outcome(ControlOutcome::Closed)),
+        sample("reply_draining", &outcome(ControlOutcome::Draining)),
+        sample("reply_stats", &outcome(ControlOutcome::Stats(load()))),
+        sample("reply_failed", &outcome(ControlOutcome::Failed(failure()))),
+        sample("worker_ready", &worker_announcement(WorkerState::Ready)),
+        sample("worker_draining", &worker_announcement(WorkerState::Draining)),
+        sample("worker_leaving", &worker_announcement(WorkerState::Leaving)),
+        sample("coordinator", &coordinator_announcement()),
+    ]
+}
+
+fn session() -> SessionId {
+    SessionId::from_u64(0x0123_4567_89ab_cdef)
+}
+
+fn worker() -> WorkerId {
+    WorkerId::new("w1-0123456789ab").expect("an id")
+}
+
+fn coordinator() -> CoordinatorId {
+    CoordinatorId::new("c-0123456789ab").expect("an id")
+}
+
+fn model() -> ModelName {
+    ModelName::new("smollm2-135m").expect("a name")
+}
+
+fn failure() -> ErrorReply {
+    ErrorReply {
+        class: ErrorClass::Overloaded,
+        message: "no room for a session".into(),
+        retry_after_ms: Some(250),
+    }
+}
+
+fn trace(stage: u16) -> StageTime {
+    StageTime { stage: StageIndex::new(stage), queue_us: 20, infer_us: 5000, total_us: 5040 }
+}
+
+/// Two decode rows of one session for stage 0.
+fn forward_first() -> Forward {
+    Forward {
+        version: MessageVersion::CURRENT,
+        from: None,
+        steps: vec![Step {
+            session: session(),
+            epoch: Epoch::FIRST,
+            step: StepNumber::new(7),
+            start_pos: 70_000,
+            phase: Phase::Decode,
+            tokens: vec![1, 49_151],
+            wanted: vec![0, 1],
+            trace: Vec::new(),
+        }],
+        hidden: None,
+    }
+}
+
+/// A prefill chunk and a decode row for a later stage.
+pub(crate) fn forward(dtype: Dtype) -> Forward {
+    let hidden_dim = 4_u32;
+    let step = |session, phase, tokens: Vec<u32>, wanted| Step {
+        session: SessionId::from_u64(session),
+        epoch: Epoch::new(1),
+        step: StepNumber::new(300),
+        start_pos: 0,
+        phase,
+        tokens,
+        wanted,
+        trace: vec![trace(0)],
+    };
+    let n_bytes = 3 * hidden_dim as usize * dtype.size_bytes();
+    let data: Vec<u8> = (0..=u8::MAX).cycle().take(n_bytes).collect();
+    Forward {
+        version: MessageVersion::CURRENT,
+        from: Some(worker()),
+        steps: vec![
+            step(1, Phase::Prefill, vec![5, 6], vec![]),
+            step(u64::MAX, Phase::Decode, vec![9], vec![0]),
+        ],
+        hidden: Some(Tensor { dtype, n_rows: 3, hidden_dim, data: data.into() }),
+    }
+}
+
+fn head() -> Head {
+    Head {
+        version: MessageVersion::CURRENT,
+        stage: StageIndex::new(1),
+        worker: worker(),
+        steps: vec![HeadStep {
+            session: session(),
+            epoch: Epoch::new(1),
+            step: StepNumber::new(8),
+            rows: vec![HeadRow { pos: 41, token: 28 }, HeadRow { pos: 42, token: 49_151 }],
+            trace: vec![trace(0), trace(1)],
+        }],
+        faults: vec![StepFault {
+            session: session(),
+            epoch: Epoch::FIRST,
+            step: StepNumber::FIRST,
+            error: ErrorReply::new(ErrorClass::StaleEpoch, "epoch 0 is fenced off by 1"),
+        }],
+    }
+}
+
+fn open() -> Open {
+    Open {
+        session: session(),
+        epoch: Epoch::FIRST,
+        coordinator: coordinator(),
+        route: vec![WorkerId::new("w0-a").expect("an id"), worker()],
+        fingerprint: "f".repeat(64),
+        prompt: vec![1, 2, 3],
+        max_len: 2048,
+    }
+}
+
+fn load() -> WorkerLoad {
+    WorkerLoad {
+        n_sessions: 3,
+        max_sessions: 16,
+        queue_depth: 2,
+        kv_tokens: 5000,
+        kv_bytes: 5_000_000_000,
+        steps_completed: 123_456,
+        decode_us: 5000,
+        prefill_row_us: 800,
+    }
+}
+
+fn worker_announcement(state: WorkerState) -> WorkerAnnouncement {
+    WorkerAnnouncement {
+        version: MessageVersion::CURRENT,
+        worker: worker(),
+        model: model(),
+        fingerprint: "f".repeat(64),
+        stage: StageIndex::new(1),
+        n_stages: 2,
+        first_layer: 16,
+        end_layer: 30,
+        device: "CPU".into(),
+        profile: "exact".into(),
+        host: "desk-4".into(),
+        state,
+        interval_ms: 500,
+        load: load(),
+    }
+}
+
+fn coordinator_announcement() -> CoordinatorAnnouncement {
+    CoordinatorAnnouncement {
+        version: MessageVersion::CURRENT,
+        coordinator: coordinator(),
+        model: model(),
+        fingerprint: "f".repeat(64),
+        n_stages: 2,
+        host: "desk-1".into(),
+        accepting: true,
+        interval_ms: 500,
+        n_sessions: 4,
+        requests_done: 1000,
+        tokens_out: 5_000_000_000,
+    }
+}
