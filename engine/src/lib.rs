@@ -3,6 +3,9 @@
 //! [`Backend`] is the contract. [`open_backend`] gives the backend that an [`EngineKind`] names:
 //! the **stateful** one runs a shard with OpenVINO, the one of [`testing`] computes a toy model
 //! without it. Nothing here knows the broker, and only `openvino` calls OpenVINO.
+//!
+//! **Example**: a whole model in one process is [`open_backend`], [`Backend::open`] and a loop of
+//! [`Backend::run`] and [`argmax::greedy`].
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -13,11 +16,19 @@
 
 pub mod argmax;
 pub mod backend;
+pub mod open;
+pub mod openvino;
+pub mod options;
 pub mod stage;
+pub mod stateful;
 pub mod testing;
 mod validate;
 
 pub use backend::{
     Backend, KvUse, OpenError, RowPath, SessionKey, StageOutput, StepDone, StepError, StepRows,
 };
+pub use open::{OpenStageError, StageRequest, open_backend};
+pub use openvino::{Runtime, RuntimeError};
+pub use options::{EngineKind, EngineOptions, Profile};
 pub use stage::{StageSpec, StageSpecError};
+pub use stateful::{LoadError, StatefulBackend};

@@ -1,5 +1,7 @@
 //! Properties of the test backend that other crates' tests rely on.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::time::{Duration, Instant};
 
 use stagebus_engine::argmax::greedy;
@@ -16,7 +18,7 @@ fn step(
     start_pos: usize,
     tokens: &[u32],
 ) -> Result<u32, StepError> {
-    let last = [tokens.len() as u32 - 1];
+    let last = [u32::try_from(tokens.len()).unwrap() - 1];
     let mut hidden = Vec::new();
     let mut token = Err(StepError::UnknownSession { session });
     for (stage, backend) in stages.iter_mut().enumerate() {
@@ -105,8 +107,8 @@ fn interleaved_sessions_stay_apart() {
     let mut of_a = vec![step(&mut stages, A, 0, &[1, 2, 3]).unwrap()];
     let mut of_b = vec![step(&mut stages, B, 0, &[9, 8]).unwrap()];
     for i in 0..15 {
-        of_a.push(step(&mut stages, A, 3 + i, &of_a[i..=i].to_vec()).unwrap());
-        of_b.push(step(&mut stages, B, 2 + i, &of_b[i..=i].to_vec()).unwrap());
+        of_a.push(step(&mut stages, A, 3 + i, &of_a[i..=i]).unwrap());
+        of_b.push(step(&mut stages, B, 2 + i, &of_b[i..=i]).unwrap());
     }
     assert_eq!(of_a, model.expected(&[1, 2, 3], 16));
     assert_eq!(of_b, model.expected(&[9, 8], 16));

@@ -1,0 +1,78 @@
+//! From a shard set to a running backend.
+
+use std::path::Path;
+
+use stagebus_shards::{ShardSet, ShardSetError};
+
+use crate::backend::Backend;
+use crate::openvino::{Runtime, RuntimeError};
+use crate::options::{EngineKind, EngineOptions};
+use crate::stage::{StageSpec, StageSpecError};
+use crate::stateful::{LoadError, StatefulBackend};
+use crate::testing::{TestBackend, TestModel};
+
+/// Which stage to run.
+#[derive(Debug, Clone, Copy)]
+pub struct StageRequest<'a> {
+    /// The model. Its files are not verified here: see [`ShardSet::verify_stage`].
+    pub shards: &'a ShardSet,
+    /// The stage.
+    pub stage: usize,
+    /// OpenVINO's C library; may be absent for an engine that does not use it.
+    pub library: Option<&'a Path>,
+}
+
+/// Why a stage does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenStageError {
+    /// The model has no such stage.
+    #[error(transparent)]
+    Stage(#[from] StageSpecError),
+    /// The shard set has no such files.
+    #[error(transparent)]
+    Shards(#[from] ShardSetError),
+    /// OpenVINO cannot be used.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// The stage cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
+/// Opens the backend that `kind` names. The backend may move to another thread once.
+///
+/// # Errors
+/// [`OpenStageError`].
+pub fn open_backend(
+    kind: EngineKind,
+    request: &StageRequest<'_>,
+    options: &EngineOptions,
+) -> Result<Box<dyn Backend>, OpenStageError> {
+    let spec = StageSpec::from_manifest(&request.shards.manifest, request.stage)?;
+    match kind {
+        EngineKind::Test => {
+            let mut model = TestModel::from_manifest(&request.shards.manifest);
+            model.context_length = options.context_limit(spec.context_length);
+            let test = options.test.clone();
+            Ok(Box::new(TestBackend::new(model, spec, test)))
+        }
+        EngineKind::Auto | EngineKind::Stateful => {
+            let library = request.library.ok_or(RuntimeError::NotGiven)?;
+            let runtime = Runtime::load(library)?;
+            let files = request.shards.stage_files(request.stage)?;
+            let backend = StatefulBackend::load(&runtime, &files, spec, options)?;
+            let info = backend.info();
+            tracing::info!(
+                openvino = info.openvino,
+                device = options.device,
+                profile = options.profile.as_str(),
+                inference_precision = info.inference_precision,
+                kv_precision = info.kv_precision,
+                kv_bytes_per_token = info.kv_bytes_per_token,
+                load_ms = info.load_time.as_millis() as u64,
+                "stage loaded"
+            );
+            Ok(Box::new(backend))
+        }
+    }
+}
