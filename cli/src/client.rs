@@ -1,0 +1,39 @@
+//! What every command that talks to a running fleet needs: the broker's address and a connection.
+
+use serde::{Deserialize, Serialize};
+use stagebus_bus::Bus;
+use stagebus_settings::{BrokerSettings, Overrides, ProcessArgs};
+
+use crate::broker;
+
+/// Options of a client.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ClientArgs {
+    /// Address of the broker [default: nats://127.0.0.1:4222]
+    #[arg(long, value_name = "URL")]
+    pub broker: Option<String>,
+
+    /// Flags of the configuration.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+}
+
+/// A client has no table of its own; whatever `[fleet]` holds is for the local fleet.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct NoTable {}
+
+impl ClientArgs {
+    /// Loads `[broker]` and connects; `name` is shown in the broker's lists.
+    ///
+    /// # Errors
+    /// Configuration that is wrong and a broker that cannot be reached.
+    pub async fn connect(&self, name: &str) -> anyhow::Result<Bus> {
+        broker::connect(&self.broker_settings()?, name).await
+    }
+
+    fn broker_settings(&self) -> anyhow::Result<BrokerSettings> {
+        let mut overrides = Overrides::default();
+        overrides.set_some("broker.url", self.broker.as_ref(), "--broker");
+        Ok(self.process.load::<NoTable>("fleet", &overrides)?.broker)
+    }
+}

@@ -1,0 +1,98 @@
+//! The command line: what `stagebus` can be asked to do.
+
+use clap::{Parser, Subcommand};
+use stagebus_coordinator::CoordinatorArgs;
+use stagebus_worker::WorkerArgs;
+use tokio_util::sync::CancellationToken;
+
+use crate::ask::{self, AskArgs};
+use crate::check::{self, CheckArgs};
+use crate::exit::Outcome;
+use crate::shard::{self, ShardArgs};
+use crate::status::{self, StatusArgs};
+use crate::up::{self, UpArgs};
+
+const WORKER_EXAMPLES: &str = "Examples:
+  stagebus worker --shards shards/smollm2 --stage 0
+  stagebus worker --config stagebus.toml --shards shards/smollm2 --stage 1 --device GPU
+  stagebus worker --shards shards/smollm2 --stage 1 --set broker.url=nats://127.0.0.1:4222
+
+Prints one line of JSON when it is ready. The first Ctrl-C lets running sessions finish.
+The program stage-worker is the same.";
+
+const COORDINATOR_EXAMPLES: &str = "Examples:
+  stagebus coordinator --shards shards/smollm2
+  stagebus coordinator --config stagebus.toml --shards shards/smollm2 --wait-for-workers
+
+Reads manifest, tokenizer and chat template of the shard set, no weights. Prints one line of JSON
+when it is ready. The first Ctrl-C lets running requests finish. The program coordinator is the
+same.";
+
+/// Runs one large language model on several ordinary computers.
+#[derive(Debug, Parser)]
+#[command(
+    name = "stagebus",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    after_help = "Examples:
+  stagebus shard model.gguf --stages 2 --out shards/model
+  stagebus up --shards shards/model
+  stagebus ask \"What is the capital of Japan?\"
+
+Exit codes: 0 success, 1 failure, 2 a command line that cannot be understood, 3 an orderly end that
+took too long.
+Configuration: defaults < --config FILE < STAGEBUS_<TABLE>__<KEY> < flags."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// Show no progress bars and no remarks
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Cut a model into stages
+    Shard(ShardArgs),
+    /// Run one stage of a model, until interrupted
+    #[command(after_help = WORKER_EXAMPLES)]
+    Worker(WorkerArgs),
+    /// Take prompts and drive them over the stages, until interrupted
+    #[command(after_help = COORDINATOR_EXAMPLES)]
+    Coordinator(CoordinatorArgs),
+    /// Run a whole fleet on this machine: broker, workers, coordinator
+    Up(Box<UpArgs>),
+    /// Ask a running fleet, or one started for the question
+    Ask(Box<AskArgs>),
+    /// Show who is there, with what load, and whether requests can be served
+    Status(StatusArgs),
+    /// Compare a fleet with a reference, token by token
+    Check(Box<CheckArgs>),
+}
+
+/// Runs a command; `stop` is cancelled when the user wants the program to end.
+///
+/// # Errors
+/// What the command reports.
+pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
+    match cli.command {
+        Command::Shard(args) => shard::run(args, cli.quiet, stop).await,
+        Command::Worker(args) => {
+            stagebus_worker::serve_until_signalled(args).await?;
+            Ok(Outcome::Good)
+        }
+        Command::Coordinator(args) => {
+            stagebus_coordinator::serve_until_signalled(args).await?;
+            Ok(Outcome::Good)
+        }
+        Command::Up(args) => up::run(*args, cli.quiet, stop).await,
+        Command::Ask(args) => ask::run(*args, cli.quiet, stop).await,
+        Command::Status(args) => status::run(args, stop).await,
+        Command::Check(args) => check::run(*args, cli.quiet, stop).await,
+    }
+}

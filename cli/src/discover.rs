@@ -1,0 +1,114 @@
+//! Finding out who is there: listens to announcements and asks for them.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use stagebus_bus::{Bus, Delivery};
+use stagebus_schemas::ids::ModelName;
+use stagebus_schemas::subjects::{ANY_FLEET, Subject, Subjects};
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::status::view::FleetView;
+
+/// How long to listen when the model's name is unknown: longer than the interval in which
+/// everybody announces itself unasked, by default.
+pub const LISTEN: Duration = Duration::from_millis(1500);
+
+/// How long to listen after everybody has been asked.
+pub const ANSWER: Duration = Duration::from_millis(500);
+
+/// Collects announcements until `enough` says so or the time is up.
+///
+/// With a model's name everybody is asked at once. Without one, the first announcement of each
+/// model starts the question for that model.
+///
+/// # Errors
+/// A broker that refuses the subscription or the question.
+pub async fn listen(
+    bus: &Bus,
+    model: Option<&ModelName>,
+    window: Duration,
+    enough: impl Fn(&FleetView) -> bool,
+) -> anyhow::Result<FleetView> {
+    let deadline = Instant::now() + window;
+    let mut view = FleetView::default();
+    let mut asked: Vec<Subjects> = Vec::new();
+    let mut announcements = match model {
+        Some(model) => {
+            let subjects = Subjects::new(model);
+            let announcements = bus.subscribe(&subjects.fleet_all()).await?;
+            ask(bus, &subjects).await?;
+            asked.push(subjects);
+            announcements
+        }
+        None => bus.subscribe(ANY_FLEET).await?,
+    };
+    while !enough(&view) {
+        let Ok(heard) = tokio::time::timeout_at(deadline, announcements.next()).await else {
+            break;
+        };
+        let heard = heard.context("the connection to the broker was closed")?;
+        let Some(subjects) = take_in(&mut view, &heard) else { continue };
+        if !asked.contains(&subjects) {
+            ask(bus, &subjects).await?;
+            asked.push(subjects);
+        }
+    }
+    Ok(view)
+}
+
+async fn ask(bus: &Bus, subjects: &Subjects) -> anyhow::Result<()> {
+    bus.publish_bytes(&subjects.probe(), None, Bytes::new())
+        .await
+        .context("cannot ask who is there")
+}
+
+/// Adds an announcement to the view; returns the subjects of its model.
+fn take_in(view: &mut FleetView, heard: &Delivery) -> Option<Subjects> {
+    let subject = heard.subject();
+    let Ok(subjects) = Subjects::of(subject) else {
+        warn!(subject, "announcement on a subject that is none of ours");
+        return None;
+    };
+    let taken = match subjects.parse(subject) {
+        Ok(Subject::Worker(..)) => heard.decode().map(|worker| view.hear_worker(worker)),
+        Ok(Subject::Coordinator(_)) => heard.decode().map(|c| view.hear_coordinator(c)),
+        Ok(_) | Err(_) => {
+            warn!(subject, "announcement on a subject that is none of ours");
+            return None;
+        }
+    };
+    if let Err(error) = taken {
+        warn!(subject, error = %error, "announcement cannot be read");
+        return None;
+    }
+    Some(subjects)
+}
+
+/// Finds the model that the fleet serves when the user names none.
+///
+/// # Errors
+/// Nobody announces itself, or there are several models to choose from.
+pub async fn only_model(bus: &Bus) -> anyhow::Result<ModelName> {
+    let mut models = listen(bus, None, ANSWER, |_| false).await?.models();
+    if models.is_empty() {
+        models = listen(bus, None, LISTEN, |view| !view.models().is_empty()).await?.models();
+    }
+    let served = models.iter().filter(|model| model.served).count();
+    if served > 0 {
+        models.retain(|model| model.served);
+    }
+    match models.as_slice() {
+        [] => anyhow::bail!("nobody announces itself on the broker at {}", bus.url()),
+        [model] => Ok(model.model.clone()),
+        several => {
+            let names: Vec<&str> = several.iter().map(|model| model.model.as_str()).collect();
+            anyhow::bail!(
+                "several models are served, choose one with --model: {}",
+                names.join(", ")
+            )
+        }
+    }
+}

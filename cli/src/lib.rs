@@ -1,0 +1,18 @@
+//! The command line of Stagebus: one module per command, the program itself is thin.
+
+pub mod ask;
+pub mod broker;
+pub mod check;
+pub mod client;
+pub mod command;
+pub mod console;
+pub mod discover;
+pub mod exit;
+pub mod local;
+pub mod progress;
+pub mod shard;
+pub mod signals;
+pub mod source;
+pub mod status;
+pub mod up;
+pub mod weights;

@@ -1,0 +1,140 @@
+//! Fleets with and without gaps.
+
+use stagebus_schemas::messages::fleet::WorkerLoad;
+use stagebus_schemas::version::MessageVersion;
+
+use super::*;
+
+fn model() -> ModelName {
+    ModelName::new("m").expect("a valid name")
+}
+
+fn worker(stage: u16, name: &str, fingerprint: &str, state: WorkerState) -> WorkerAnnouncement {
+    WorkerAnnouncement {
+        version: MessageVersion::CURRENT,
+        worker: WorkerId::new(name).expect("a valid id"),
+        model: model(),
+        fingerprint: fingerprint.to_owned(),
+        stage: StageIndex::new(stage),
+        n_stages: 2,
+        first_layer: u32::from(stage) * 15,
+        end_layer: u32::from(stage) * 15 + 15,
+        device: "CPU".to_owned(),
+        profile: "fast".to_owned(),
+        host: "box".to_owned(),
+        state,
+        interval_ms: 300,
+        load: WorkerLoad {
+            n_sessions: 1,
+            max_sessions: 32,
+            queue_depth: 0,
+            kv_tokens: 40,
+            kv_bytes: 1 << 20,
+            steps_completed: 5,
+            decode_us: 5250,
+            prefill_row_us: 300,
+        },
+    }
+}
+
+fn coordinator(name: &str, fingerprint: &str, accepting: bool) -> CoordinatorAnnouncement {
+    CoordinatorAnnouncement {
+        version: MessageVersion::CURRENT,
+        coordinator: CoordinatorId::new(name).expect("a valid id"),
+        model: model(),
+        fingerprint: fingerprint.to_owned(),
+        n_stages: 2,
+        host: "box".to_owned(),
+        accepting,
+        interval_ms: 300,
+        n_sessions: 1,
+        requests_done: 3,
+        tokens_out: 90,
+    }
+}
+
+fn view(
+    workers: Vec<WorkerAnnouncement>,
+    coordinators: Vec<CoordinatorAnnouncement>,
+) -> Vec<ModelView> {
+    let mut view = FleetView::default();
+    workers.into_iter().for_each(|worker| view.hear_worker(worker));
+    coordinators.into_iter().for_each(|coordinator| view.hear_coordinator(coordinator));
+    view.models()
+}
+
+fn check(
+    workers: Vec<WorkerAnnouncement>,
+    coordinators: Vec<CoordinatorAnnouncement>,
+    served: bool,
+    problems: &[Problem],
+) {
+    let models = view(workers, coordinators);
+    assert_eq!(models.len(), 1);
+    assert_eq!(models[0].problems, problems);
+    assert_eq!(models[0].served, served);
+}
+
+#[test]
+fn a_full_fleet_is_served() {
+    let ready = WorkerState::Ready;
+    check(
+        vec![worker(0, "a", "f", ready), worker(1, "b", "f", ready), worker(1, "c", "f", ready)],
+        vec![coordinator("x", "f", true)],
+        true,
+        &[],
+    );
+    assert!(view(vec![], vec![]).is_empty());
+}
+
+#[test]
+fn a_stage_without_a_usable_worker_is_named() {
+    let (ready, draining) = (WorkerState::Ready, WorkerState::Draining);
+    let empty =
+        |n_leaving, n_other_shards| [Problem::StageEmpty { stage: 1, n_leaving, n_other_shards }];
+    let first = || worker(0, "a", "f", ready);
+    let coordinators = || vec![coordinator("x", "f", true)];
+    check(vec![first()], coordinators(), false, &empty(0, 0));
+    check(vec![first(), worker(1, "b", "f", draining)], coordinators(), false, &empty(1, 0));
+    check(vec![first(), worker(1, "b", "other", ready)], coordinators(), false, &empty(0, 1));
+}
+
+#[test]
+fn a_fleet_without_a_coordinator_is_not_served() {
+    let workers =
+        || vec![worker(0, "a", "f", WorkerState::Ready), worker(1, "b", "f", WorkerState::Ready)];
+    check(workers(), vec![], false, &[Problem::NoCoordinator { n_leaving: 0 }]);
+    let leaving = vec![coordinator("x", "f", false)];
+    check(workers(), leaving, false, &[Problem::NoCoordinator { n_leaving: 1 }]);
+}
+
+#[test]
+fn coordinators_with_different_shards_are_a_warning() {
+    let workers =
+        vec![worker(0, "a", "f", WorkerState::Ready), worker(1, "b", "f", WorkerState::Ready)];
+    let mixed = Problem::MixedShards { fingerprints: vec!["f".to_owned(), "g".to_owned()] };
+    let coordinators = vec![coordinator("x", "f", true), coordinator("y", "g", true)];
+    check(workers, coordinators, true, &[mixed]);
+}
+
+#[test]
+fn a_worker_that_leaves_is_forgotten_and_news_replace_the_old() {
+    let mut view = FleetView::default();
+    view.hear_worker(worker(0, "a", "f", WorkerState::Ready));
+    view.hear_worker(worker(0, "a", "f", WorkerState::Draining));
+    assert_eq!(view.models()[0].workers.len(), 1);
+    assert_eq!(view.models()[0].workers[0].state, WorkerState::Draining);
+    view.hear_worker(worker(0, "a", "f", WorkerState::Leaving));
+    assert!(view.models().is_empty());
+}
+
+#[test]
+fn the_description_names_everybody_and_every_problem() {
+    let workers = vec![worker(0, "w0-a", "0123456789abcdef", WorkerState::Ready)];
+    let coordinators = vec![coordinator("c-x", "0123456789abcdef", true)];
+    let text = view(workers, coordinators)[0].describe();
+    for part in ["m: CANNOT BE SERVED", "! stage 1 has nobody", "w0-a", "1/32", "5.25", "c-x"] {
+        assert!(text.contains(part), "{part} is missing in\n{text}");
+    }
+    assert!(!text.contains("0123456789abcdef"), "fingerprints are shortened\n{text}");
+}

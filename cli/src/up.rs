@@ -1,0 +1,231 @@
+//! `stagebus up`: a whole fleet on this machine, until Ctrl-C.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::Serialize;
+use stagebus_fleet::{BrokerChoice, BrokerOptions, LocalFleet};
+use stagebus_schemas::ids::ModelName;
+use stagebus_schemas::subjects::Subjects;
+use stagebus_settings::ProcessArgs;
+use stagebus_worker::ProfileChoice;
+use tokio_util::sync::CancellationToken;
+
+use crate::console;
+use crate::exit::Outcome;
+use crate::local::{self, LocalArgs, Wanted};
+
+/// Port on which clients look for a broker when they are told nothing.
+const DEFAULT_BROKER_PORT: u16 = 4222;
+
+/// Arguments of `stagebus up`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = "Examples:
+  stagebus up --shards shards/smollm2
+  stagebus up --model model.gguf --stages 3 --workers-per-stage 2
+  stagebus up --shards shards/smollm2 --broker-port 0 --json --set coordinator.max_sessions=8
+
+Starts a broker on the loopback interface, one or more workers per stage and a coordinator, and
+shows their log. Ctrl-C ends them in order: coordinator, workers, broker.")]
+pub struct UpArgs {
+    /// The model: a GGUF file, sharded into a cache folder unless it is there already
+    #[arg(long, value_name = "GGUF", conflicts_with = "shards")]
+    model: Option<PathBuf>,
+
+    /// Number of stages of a model file [default: 2]
+    #[arg(long, value_name = "N")]
+    stages: Option<usize>,
+
+    /// Numerics: fast is what the device does best, exact is f32 throughout
+    #[arg(long, value_name = "PROFILE")]
+    profile: Option<ProfileChoice>,
+
+    #[command(flatten)]
+    local: LocalArgs,
+
+    /// Coordinators that share the requests
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    coordinators: usize,
+
+    /// Port of the broker on the loopback interface; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = DEFAULT_BROKER_PORT)]
+    broker_port: u16,
+
+    /// Use the broker at this address instead of starting one
+    #[arg(long, value_name = "URL", conflicts_with = "broker_port")]
+    broker: Option<String>,
+
+    #[command(flatten)]
+    process: ProcessArgs,
+
+    /// Print one JSON object when the fleet is ready, instead of the text for people
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `stagebus up --json` prints when the fleet is ready.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Ready {
+    ready: bool,
+    broker: String,
+    model: ModelName,
+    stages: usize,
+    subjects: ReadySubjects,
+    members: Vec<ReadyMember>,
+    startup_ms: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct ReadySubjects {
+    prompt: String,
+    cancel: String,
+    fleet: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct ReadyMember {
+    name: String,
+    pid: u32,
+    stage: Option<usize>,
+    id: Option<String>,
+}
+
+/// Runs the fleet until `stop` is cancelled or a part of it ends.
+///
+/// # Errors
+/// What keeps the fleet from starting, a part that ends by itself, or one that does not leave.
+pub async fn run(args: UpArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<Outcome> {
+    let started = Instant::now();
+    let wanted = Wanted {
+        model: args.model.as_deref(),
+        n_stages: args.stages,
+        profile: args.profile,
+        quiet,
+    };
+    let set = args.local.shard_set(&wanted, &stop).await?;
+    let log = local::log_sink(!quiet);
+    let mut spec = args.local.spec(&set, args.profile, &args.process)?;
+    spec.n_coordinators = args.coordinators;
+    spec.log = log.clone();
+    spec.broker = match args.broker {
+        Some(url) => BrokerChoice::Running(url),
+        None => BrokerChoice::Private(BrokerOptions {
+            port: (args.broker_port != 0).then_some(args.broker_port),
+            log,
+            ..BrokerOptions::default()
+        }),
+    };
+    let mut fleet = local::start(spec, &stop).await?;
+    let ready = Ready::of(&fleet, set.manifest.model.parse()?, started);
+    if args.json {
+        console::print_json(&ready)?;
+    } else {
+        console::print(&describe(&ready))?;
+    }
+    let lost = tokio::select! {
+        () = stop.cancelled() => None,
+        ended = fleet.ended() => Some(local::lost(ended?)),
+    };
+    if !quiet {
+        console::note(match lost {
+            None => "stopping: coordinators, workers, broker",
+            Some(_) => "a part of the fleet is gone, stopping the rest",
+        });
+    }
+    let end = local::end(fleet).await;
+    match lost {
+        Some(lost) => Err(lost),
+        None => end.map(|()| Outcome::Good),
+    }
+}
+
+impl Ready {
+    fn of(fleet: &LocalFleet, model: ModelName, started: Instant) -> Self {
+        let subjects = Subjects::new(&model);
+        let member = |member: stagebus_fleet::Member| ReadyMember {
+            name: member.name,
+            pid: member.pid,
+            stage: member.stage,
+            id: member.id,
+        };
+        Self {
+            ready: true,
+            broker: fleet.url().to_owned(),
+            subjects: ReadySubjects {
+                prompt: subjects.prompt(),
+                cancel: subjects.cancel_all(),
+                fleet: subjects.fleet_all(),
+            },
+            model,
+            stages: fleet.n_stages(),
+            members: fleet.members().into_iter().map(member).collect(),
+            startup_ms: started.elapsed().as_secs_f64() * 1e3,
+        }
+    }
+}
+
+fn describe(ready: &Ready) -> String {
+    let Ready { broker, model, stages, subjects, members, startup_ms, .. } = ready;
+    let default = format!("nats://127.0.0.1:{DEFAULT_BROKER_PORT}");
+    let option = if *broker == default { String::new() } else { format!("--broker {broker} ") };
+    let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
+    format!(
+        "
+{model} is up: {stages} stages, ready after {:.1} s
+  parts    {}
+  broker   {broker}
+  prompt   {}
+  cancel   {}
+  fleet    {}
+
+ask it:
+  stagebus ask {option}\"What is the capital of Japan?\"
+with any NATS client:
+  nats -s {broker} req {} '{{\"prompt\":\"The capital of Japan is\",\"max_tokens\":8}}' --replies=0 --timeout=5s --raw
+see who is there:
+  stagebus status {option}
+Ctrl-C ends it.
+
+",
+        startup_ms / 1e3,
+        names.join(" "),
+        subjects.prompt,
+        subjects.cancel,
+        subjects.fleet,
+        subjects.prompt,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_for_people_has_what_a_client_needs() {
+        let model: ModelName = "m-1".parse().expect("a valid name");
+        let subjects = Subjects::new(&model);
+        let ready = Ready {
+            ready: true,
+            broker: "nats://127.0.0.1:5000".to_owned(),
+            subjects: ReadySubjects {
+                prompt: subjects.prompt(),
+                cancel: subjects.cancel_all(),
+                fleet: subjects.fleet_all(),
+            },
+            model,
+            stages: 2,
+            members: Vec::new(),
+            startup_ms: 1500.0,
+        };
+        let text = describe(&ready);
+        for part in [
+            "m-1 is up: 2 stages, ready after 1.5 s",
+            "stagebus ask --broker nats://127.0.0.1:5000 ",
+            "req stagebus.v1.m-1.prompt '{\"prompt\":",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in\n{text}");
+        }
+        let default = Ready { broker: "nats://127.0.0.1:4222".to_owned(), ..ready };
+        assert!(describe(&default).contains("stagebus ask \"What"));
+    }
+}
