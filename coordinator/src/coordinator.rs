@@ -475,7 +475,8 @@ impl Coordinator {
 
     fn read_lost(&self, delivery: &Delivery) -> Wake {
         match self.subjects.parse(delivery.subject()) {
-            Ok(Subject::Lost(_, lost)) if delivery.no_responders => Wake::Act(Action::Lost(lost)),
+            // The broker tells it of the first stage's worker, a worker of the next one's.
+            Ok(Subject::Lost(_, lost)) => Wake::Act(Action::Lost(lost)),
             _ => Wake::Nothing,
         }
     }

@@ -6,7 +6,7 @@
 //! stagebus.v1.<model>.stage.<k>.<worker>.step               forward messages for a worker
 //! stagebus.v1.<model>.stage.<k>.<worker>.ctl                control requests for a worker
 //! stagebus.v1.<model>.head.<coordinator>                    head rows and faults
-//! stagebus.v1.<model>.lost.<coordinator>.<session>.<epoch>.<step>.<stage>   no-responders answers
+//! stagebus.v1.<model>.lost.<coordinator>.<session>.<epoch>.<step>.<stage>   steps that nobody heard
 //! stagebus.v1.<model>.fleet.<k>.<worker>                    worker announcements
 //! stagebus.v1.<model>.fleet.coordinator.<coordinator>       coordinator announcements
 //! stagebus.v1.<model>.probe                                 asks everybody to announce itself now
@@ -91,17 +91,24 @@ impl Subjects {
         format!("{}.head.{coordinator}", self.prefix)
     }
 
-    /// Reply subject of one step: the broker answers here when nobody hears the step.
+    /// Reply subject of one step. When nobody hears the step, the broker answers here, but only to
+    /// the connection that published the step: a worker passes that on as an empty message.
     #[must_use]
     pub fn lost(&self, coordinator: &CoordinatorId, lost: &LostStep) -> String {
         let LostStep { session, epoch, step, stage } = lost;
         format!("{}.lost.{coordinator}.{session}.{epoch}.{step}.{stage}", self.prefix)
     }
 
-    /// All no-responders answers for a coordinator.
+    /// All steps of a coordinator that nobody heard.
     #[must_use]
     pub fn lost_all(&self, coordinator: &CoordinatorId) -> String {
         format!("{}.lost.{coordinator}.>", self.prefix)
+    }
+
+    /// The steps of all coordinators that nobody heard, for whoever publishes steps for several.
+    #[must_use]
+    pub fn lost_any(&self) -> String {
+        format!("{}.lost.>", self.prefix)
     }
 
     /// Announcements of a worker.
@@ -120,6 +127,12 @@ impl Subjects {
     #[must_use]
     pub fn fleet_all(&self) -> String {
         format!("{}.fleet.>", self.prefix)
+    }
+
+    /// Everything of the model, for those who only watch.
+    #[must_use]
+    pub fn all(&self) -> String {
+        format!("{}.>", self.prefix)
     }
 
     /// Asks everybody to announce itself now.
@@ -198,7 +211,7 @@ pub enum Subject {
     Control(StageIndex, WorkerId),
     /// Head rows for a coordinator.
     Head(CoordinatorId),
-    /// A no-responders answer.
+    /// A step that nobody heard.
     Lost(CoordinatorId, LostStep),
     /// Announcements of a worker.
     Worker(StageIndex, WorkerId),
