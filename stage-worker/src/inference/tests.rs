@@ -1,0 +1,303 @@
+//! The inference thread with the test backend and an outlet that the test reads.
+
+use std::sync::mpsc::channel;
+
+use stagebus_engine::testing::{Fault, TestBackend, TestModel, TestOptions};
+use stagebus_schemas::codec;
+use stagebus_schemas::ids::{CoordinatorId, StepNumber};
+use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
+
+use super::*;
+use crate::sessions::Route;
+use crate::stage_fixture::stage;
+
+/// Longest wait for something that must come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A whole model on one stage.
+struct Bench {
+    inference: Inference,
+    events: mpsc::Receiver<InferenceEvent>,
+    sent: Receiver<Outgoing>,
+    model: TestModel,
+    route: Arc<Route>,
+}
+
+impl Bench {
+    fn new(options: TestOptions, max_payload: usize) -> Self {
+        Self::with(options, max_payload, |backend| Box::new(backend))
+    }
+
+    fn with(
+        options: TestOptions,
+        max_payload: usize,
+        wrap: impl FnOnce(TestBackend) -> Box<dyn Backend>,
+    ) -> Self {
+        let model = TestModel { vocab_size: 50, context_length: 64, ..TestModel::default() };
+        let spec = model.stage(0..model.n_layers);
+        let backend = wrap(TestBackend::new(model.clone(), spec, options));
+        let (sender, sent) = channel();
+        let outlet = move |message: Outgoing| {
+            let bytes = message.payload.len();
+            if bytes > max_payload {
+                return Err(PublishError::PayloadTooLarge { bytes, limit: max_payload });
+            }
+            sender.send(message).map_err(|_| PublishError::Closed)
+        };
+        let options = InferenceOptions {
+            command_capacity: 64,
+            max_batch_sessions: 4,
+            decodes_per_prefill: 8,
+            wire_dtype: Dtype::F32,
+        };
+        let (inference, events) =
+            Inference::start(backend, stage(0, 1), options, outlet).expect("a thread");
+        let route = Arc::new(Route {
+            coordinator: CoordinatorId::new("c").expect("valid"),
+            head_subject: "head".to_owned(),
+            previous: None,
+            next_subject: None,
+        });
+        Self { inference, events, sent, model, route }
+    }
+
+    fn open(&mut self, session: u64, epoch: u32) -> Result<u32, ErrorReply> {
+        let (session, epoch) = (SessionId::from_u64(session), Epoch::new(epoch));
+        let open = Command::Open { session, epoch, prompt: vec![], max_len: 64 };
+        self.inference.send(open).expect("room");
+        match self.events.blocking_recv().expect("the thread lives") {
+            InferenceEvent::Opened { outcome, .. } => outcome,
+            InferenceEvent::Lost { .. } => panic!("expected the answer to the open"),
+        }
+    }
+
+    fn run(&self, session: u64, epoch: u32, number: u32, start_pos: u32, tokens: &[u32]) {
+        let step = Step {
+            session: SessionId::from_u64(session),
+            epoch: Epoch::new(epoch),
+            step: StepNumber::new(number),
+            start_pos,
+            phase: if tokens.len() > 1 { Phase::Prefill } else { Phase::Decode },
+            tokens: tokens.to_vec(),
+            wanted: vec![tokens.len() as u32 - 1],
+            trace: vec![],
+        };
+        let job =
+            Job { step, hidden: None, route: Arc::clone(&self.route), arrived: Instant::now() };
+        self.inference.send(Command::Run(job)).expect("room");
+    }
+
+    fn head(&self) -> Head {
+        let message = self.sent.recv_timeout(PATIENCE).expect("a message");
+        codec::decode(&message.payload).expect("a head message")
+    }
+
+    fn step_done(&self) -> HeadStep {
+        let mut head = self.head();
+        assert_eq!(head.faults, vec![]);
+        head.steps.pop().expect("a step")
+    }
+
+    fn fault(&self) -> StepFault {
+        let mut head = self.head();
+        assert_eq!(head.steps, vec![]);
+        head.faults.pop().expect("a fault")
+    }
+
+    /// Generates greedily from a session whose cache is empty.
+    fn generate(&self, session: u64, epoch: u32, prompt: &[u32], n: usize) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        self.run(session, epoch, 0, 0, prompt);
+        let mut number = 1;
+        loop {
+            let row = self.step_done().rows.pop().expect("a row");
+            tokens.push(row.token);
+            if tokens.len() == n {
+                return tokens;
+            }
+            self.run(session, epoch, number, row.pos + 1, &[row.token]);
+            number += 1;
+        }
+    }
+
+    /// Ends the thread and returns its result.
+    fn end(mut self) -> std::thread::Result<()> {
+        let thread = self.inference.stop();
+        while self.events.blocking_recv().is_some() {}
+        thread.join()
+    }
+}
+
+#[test]
+fn a_session_gives_the_tokens_of_the_model() {
+    let mut bench = Bench::new(TestOptions::default(), usize::MAX);
+    assert_eq!(bench.open(1, 0), Ok(0));
+    let prompt = [3, 1, 4, 1, 5];
+    assert_eq!(bench.generate(1, 0, &prompt, 8), bench.model.expected(&prompt, 8));
+    // A higher epoch keeps the cache, and a step at position 0 rewinds it.
+    assert_eq!(bench.open(1, 1), Ok(12));
+    assert_eq!(bench.generate(1, 1, &prompt, 8), bench.model.expected(&prompt, 8));
+    // A closed session starts empty.
+    bench.inference.send(Command::Close { session: SessionId::from_u64(1) }).expect("room");
+    assert_eq!(bench.open(1, 0), Ok(0));
+    assert_eq!(bench.inference.queued(), 0);
+    let load = bench.inference.load();
+    assert_eq!((load.steps_completed, load.kv_tokens), (16, 0));
+    bench.end().expect("an orderly end");
+}
+
+#[test]
+fn times_are_measured_and_traced() {
+    let delay = Duration::from_millis(2);
+    let options = TestOptions { delay_per_row: delay, ..TestOptions::default() };
+    let mut bench = Bench::new(options, usize::MAX);
+    bench.open(1, 0).expect("room");
+    bench.run(1, 0, 0, 0, &[1, 2]);
+    let trace = bench.step_done().trace;
+    let [time] = trace.as_slice() else { panic!("expected one stage, got {trace:?}") };
+    assert!(time.infer_us >= 4_000, "{time:?}");
+    assert!(time.total_us >= time.queue_us + time.infer_us, "{time:?}");
+    bench.run(1, 0, 1, 2, &[3]);
+    bench.step_done();
+    // The load is written after the result has left; the next answer comes after both.
+    bench.open(2, 0).expect("room");
+    let load = bench.inference.load();
+    assert!(load.decode_us >= 2_000.0 && load.prefill_row_us >= 2_000.0, "{load:?}");
+    assert_eq!(load.kv_tokens, 3);
+}
+
+#[test]
+fn a_failed_step_ends_the_epoch_and_is_told_once() {
+    let options = TestOptions { faults: vec![Fault::FailAtStep { step: 1 }], ..Default::default() };
+    let mut bench = Bench::new(options, usize::MAX);
+    bench.open(1, 0).expect("room");
+    bench.run(1, 0, 0, 0, &[1, 2]);
+    bench.step_done();
+    bench.run(1, 0, 1, 2, &[3]);
+    let fault = bench.fault();
+    assert_eq!((fault.step.number(), fault.error.class), (1, ErrorClass::Internal));
+    let lost = InferenceEvent::Lost { session: SessionId::from_u64(1), epoch: Epoch::new(0) };
+    assert_eq!(bench.events.blocking_recv(), Some(lost));
+    // A step of the failed epoch is skipped in silence; the next open starts afresh.
+    bench.run(1, 0, 2, 2, &[3]);
+    assert_eq!(bench.open(1, 1), Ok(0));
+    assert_eq!(bench.generate(1, 1, &[5, 6], 3), bench.model.expected(&[5, 6], 3));
+    bench.open(2, 0).expect("room");
+    assert_eq!(bench.inference.queued(), 0);
+}
+
+#[test]
+fn a_step_behind_a_hole_is_refused_and_keeps_the_cache() {
+    let mut bench = Bench::new(TestOptions::default(), usize::MAX);
+    bench.open(1, 0).expect("room");
+    bench.run(1, 0, 0, 0, &[1, 2]);
+    bench.step_done();
+    bench.run(1, 0, 1, 9, &[3]);
+    assert_eq!(bench.fault().error.class, ErrorClass::StepGap);
+    bench.run(1, 0, 2, 2, &[3]);
+    assert_eq!(bench.open(1, 1), Ok(2));
+    bench.run(1, 1, 0, 2, &[3]);
+    let token = bench.step_done().rows[0].token;
+    assert_eq!(vec![token], bench.model.expected(&[1, 2, 3], 1));
+}
+
+#[test]
+fn a_result_too_large_for_the_broker_is_a_fault_of_the_request() {
+    let mut bench = Bench::new(TestOptions::default(), 400);
+    bench.open(1, 0).expect("room");
+    let (session, epoch) = (SessionId::from_u64(1), Epoch::new(0));
+    let tokens: Vec<u32> = (0..40).collect();
+    let step = Step {
+        session,
+        epoch,
+        step: StepNumber::new(0),
+        start_pos: 0,
+        phase: Phase::Prefill,
+        wanted: tokens.clone(),
+        tokens,
+        trace: vec![],
+    };
+    let job = Job { step, hidden: None, route: Arc::clone(&bench.route), arrived: Instant::now() };
+    bench.inference.send(Command::Run(job)).expect("room");
+    assert_eq!(bench.fault().error.class, ErrorClass::InvalidRequest);
+    assert_eq!(bench.open(1, 1), Ok(40));
+    assert_eq!(bench.generate(1, 1, &[5, 6], 3), bench.model.expected(&[5, 6], 3));
+}
+
+#[test]
+fn steps_that_wait_are_dropped_with_their_session() {
+    let (entered, has_entered) = channel();
+    let (gate, opened) = channel();
+    let gated = |backend| -> Box<dyn Backend> { Box::new(Gated { backend, entered, opened }) };
+    let mut bench = Bench::with(TestOptions::default(), usize::MAX, gated);
+    bench.open(1, 0).expect("room");
+    bench.open(2, 0).expect("room");
+    bench.run(2, 0, 0, 0, &[9]);
+    has_entered.recv_timeout(PATIENCE).expect("the first step runs");
+    for number in 0..5 {
+        bench.run(1, 0, number, number, &[1]);
+    }
+    assert_eq!(bench.inference.queued(), 6);
+    bench.inference.send(Command::Close { session: SessionId::from_u64(1) }).expect("room");
+    bench.run(2, 0, 1, 1, &[9]);
+    for _ in 0..2 {
+        gate.send(()).expect("the thread lives");
+        assert_eq!(bench.step_done().session, SessionId::from_u64(2));
+    }
+    // Nothing else runs: the answer to an open comes without another micro-batch.
+    bench.open(3, 0).expect("room");
+    assert_eq!(bench.inference.queued(), 0);
+    assert_eq!(bench.inference.load().steps_completed, 2);
+}
+
+/// A backend that tells when a micro-batch starts and waits for leave to run it.
+struct Gated {
+    backend: TestBackend,
+    entered: std::sync::mpsc::Sender<()>,
+    opened: Receiver<()>,
+}
+
+impl Backend for Gated {
+    fn open(
+        &mut self,
+        session: SessionKey,
+        prompt: &[u32],
+        max_len: usize,
+    ) -> Result<usize, OpenError> {
+        self.backend.open(session, prompt, max_len)
+    }
+
+    fn close(&mut self, session: SessionKey) {
+        self.backend.close(session);
+    }
+
+    fn run(&mut self, steps: &[StepRows<'_>], done: &mut dyn FnMut(StepDone<'_>)) {
+        self.entered.send(()).expect("the test looks");
+        self.opened.recv_timeout(PATIENCE).expect("the test opens");
+        self.backend.run(steps, done);
+    }
+
+    fn kv_use(&self) -> stagebus_engine::backend::KvUse {
+        self.backend.kv_use()
+    }
+}
+
+#[test]
+fn an_open_beyond_the_backends_room_is_overload() {
+    let options = TestOptions { max_sessions: 1, ..TestOptions::default() };
+    let mut bench = Bench::new(options, usize::MAX);
+    bench.open(1, 0).expect("room");
+    let error = bench.open(2, 0).expect_err("no room");
+    assert_eq!(error.class, ErrorClass::Overloaded);
+    assert!(error.retry_after_ms.is_some());
+}
+
+#[test]
+fn a_panic_of_the_backend_closes_the_event_channel() {
+    let faults = vec![Fault::PanicAtStep { step: 0 }];
+    let mut bench = Bench::new(TestOptions { faults, ..TestOptions::default() }, usize::MAX);
+    bench.open(1, 0).expect("room");
+    bench.run(1, 0, 0, 0, &[1]);
+    assert_eq!(bench.events.blocking_recv(), None);
+    bench.end().expect_err("the thread panicked");
+}

@@ -1,0 +1,114 @@
+//! The worker as a process: flags, configuration, logging, the ready line, signals.
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use stagebus_settings::{Overrides, ProcessArgs, logging};
+
+use crate::config::{EngineChoice, ProfileChoice, WorkerConfig, WorkerSettings};
+use crate::error::WorkerError;
+use crate::run::{Ready, run};
+use crate::shutdown::Shutdown;
+
+/// Exit code when the end took too long and a running step was cut off.
+pub const SHUTDOWN_DEADLINE_EXIT: u8 = 3;
+
+/// Flags of `stage-worker` and `stagebus worker`. Each is short for a key of `[worker]`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct WorkerArgs {
+    /// Folder of the shard set
+    #[arg(long, value_name = "DIR")]
+    pub shards: Option<PathBuf>,
+
+    /// Stage to serve, from 0
+    #[arg(long, value_name = "K")]
+    pub stage: Option<u16>,
+
+    /// Beginning of the worker's id, for readable logs
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Device in OpenVINO's words: CPU, GPU, NPU, AUTO, HETERO:GPU,CPU
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+
+    /// Numerics: the device's own precision, or single precision everywhere
+    #[arg(long, value_name = "PROFILE")]
+    pub profile: Option<ProfileChoice>,
+
+    /// What runs the shard
+    #[arg(long, value_name = "ENGINE")]
+    pub engine: Option<EngineChoice>,
+
+    /// Inference threads; 0 leaves the choice to the device
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u16>,
+
+    /// Shut down when standard input ends, as it does when the parent process ends
+    #[arg(long)]
+    pub exit_with_parent: bool,
+
+    /// Configuration
+    #[command(flatten)]
+    pub process: ProcessArgs,
+}
+
+impl WorkerArgs {
+    fn overrides(&self) -> Overrides {
+        let mut flags = Overrides::default();
+        let shards = self.shards.as_ref().map(|path| path.display());
+        flags
+            .set_some("worker.shards", shards, "--shards")
+            .set_some("worker.stage", self.stage, "--stage")
+            .set_some("worker.name", self.name.as_ref(), "--name")
+            .set_some("worker.device", self.device.as_ref(), "--device")
+            .set_some("worker.profile", self.profile.map(|p| p.profile()), "--profile")
+            .set_some("worker.engine", self.engine.map(|e| e.kind()), "--engine")
+            .set_some("worker.threads", self.threads, "--threads");
+        flags
+    }
+}
+
+/// Loads the configuration, starts logging, runs the worker until `shutdown` asks for its end, and
+/// prints one line of JSON on standard output when it is ready.
+///
+/// # Errors
+/// [`WorkerError`].
+pub async fn serve(args: WorkerArgs, shutdown: impl Into<Shutdown>) -> Result<(), WorkerError> {
+    let shutdown = shutdown.into();
+    let loaded = args.process.load::<WorkerSettings>("worker", &args.overrides())?;
+    logging::init(&loaded.log)?;
+    tracing::info!(broker = ?loaded.broker, settings = ?loaded.process, "configuration");
+    let config = WorkerConfig { broker: loaded.broker, settings: loaded.process };
+    let work = run(config, shutdown.clone(), print_ready);
+    if args.exit_with_parent {
+        shutdown
+            .with_parent(work)
+            .await
+            .map_err(|source| WorkerError::Thread { name: "parent-watch", source })?
+    } else {
+        work.await
+    }
+}
+
+/// Like [`serve`]; the first Ctrl-C or termination signal lets running sessions finish, the second
+/// one does not.
+///
+/// # Errors
+/// [`WorkerError`].
+pub async fn serve_until_signalled(args: WorkerArgs) -> Result<(), WorkerError> {
+    let shutdown = Shutdown::new();
+    shutdown.with_signals(serve(args, shutdown.clone())).await.map_err(WorkerError::Signals)?
+}
+
+fn print_ready(ready: &Ready) {
+    let written = serde_json::to_string(ready).map_err(io::Error::from).and_then(|line| {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{line}")?;
+        out.flush()
+    });
+    if let Err(error) = written {
+        // Whoever started this worker has closed the pipe; the fleet knows it by announcements.
+        tracing::warn!(error = %error, "ready line not written");
+    }
+}

@@ -1,0 +1,158 @@
+//! Checks of what the rows of a forward message claim, and their conversion to the engine's form.
+//!
+//! The codec has checked what every message must hold (row counts, tensor length); here it meets
+//! the stage: does it take a tensor, of which width, and are tokens and positions inside the
+//! model.
+
+use half::{bf16, f16};
+use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_schemas::messages::forward::{Forward, Step};
+use stagebus_schemas::tensor::{Dtype, Tensor};
+
+use crate::stage::Stage;
+
+/// Checks that a message has the form that this stage takes: token ids alone for the first stage,
+/// hidden states of the model's width for the others.
+///
+/// # Errors
+/// [`ErrorClass::InvalidRequest`], for every step of the message.
+pub(crate) fn check_message(stage: &Stage, forward: &Forward) -> Result<(), ErrorReply> {
+    match (&forward.hidden, stage.is_first()) {
+        (None, true) => Ok(()),
+        (Some(_), true) => Err(invalid(format!(
+            "stage {} takes token ids, the message carries hidden states",
+            stage.index
+        ))),
+        (None, false) => Err(invalid(format!(
+            "stage {} takes hidden states, the message carries none",
+            stage.index
+        ))),
+        (Some(hidden), false) if hidden.hidden_dim as usize != stage.hidden_dim => {
+            Err(invalid(format!(
+                "hidden states of model {} have {} elements per row, the message has {}",
+                stage.model, stage.hidden_dim, hidden.hidden_dim
+            )))
+        }
+        (Some(_), false) => Ok(()),
+    }
+}
+
+/// Checks that the tokens and positions of a step exist in the model.
+///
+/// # Errors
+/// [`ErrorClass::InvalidRequest`].
+pub(crate) fn check_step(stage: &Stage, step: &Step) -> Result<(), ErrorReply> {
+    if step.tokens.iter().any(|token| *token as usize >= stage.vocab_size) {
+        return Err(invalid(format!(
+            "a token of step {} is outside the vocabulary of {}",
+            step.step, stage.vocab_size
+        )));
+    }
+    let end = (step.start_pos as usize).saturating_add(step.tokens.len());
+    if end > stage.context_length {
+        return Err(invalid(format!(
+            "step {} reaches position {end}, the context holds {}",
+            step.step, stage.context_length
+        )));
+    }
+    Ok(())
+}
+
+/// Converts `n_rows` rows of a tensor from row `first` on, to `[n_rows, hidden_dim]` row-major.
+/// Rows that the tensor does not hold are left out.
+pub(crate) fn hidden_rows(tensor: &Tensor, first: usize, n_rows: usize) -> Vec<f32> {
+    let row_bytes = tensor.hidden_dim as usize * tensor.dtype.size_bytes();
+    let end = ((first + n_rows) * row_bytes).min(tensor.data.len());
+    let bytes = tensor.data.get(first * row_bytes..end).unwrap_or_default();
+    match tensor.dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        Dtype::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).into()).collect(),
+        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).into()).collect(),
+    }
+}
+
+/// Converts hidden states to the bytes of a tensor.
+pub(crate) fn hidden_bytes(hidden: &[f32], dtype: Dtype) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(hidden.len() * dtype.size_bytes());
+    match dtype {
+        Dtype::F32 => hidden.iter().for_each(|x| bytes.extend_from_slice(&x.to_le_bytes())),
+        Dtype::F16 => {
+            hidden.iter().for_each(|x| bytes.extend_from_slice(&f16::from_f32(*x).to_le_bytes()));
+        }
+        Dtype::Bf16 => {
+            hidden.iter().for_each(|x| bytes.extend_from_slice(&bf16::from_f32(*x).to_le_bytes()));
+        }
+    }
+    bytes
+}
+
+fn invalid(message: String) -> ErrorReply {
+    ErrorReply::new(ErrorClass::InvalidRequest, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use stagebus_schemas::ids::{Epoch, SessionId, StepNumber};
+    use stagebus_schemas::messages::forward::Phase;
+    use stagebus_schemas::version::MessageVersion;
+
+    use super::*;
+    use crate::stage_fixture::{HIDDEN_DIM, stage};
+
+    fn tensor(dtype: Dtype, n_rows: u32, hidden_dim: u32, hidden: &[f32]) -> Tensor {
+        Tensor { dtype, n_rows, hidden_dim, data: hidden_bytes(hidden, dtype).into() }
+    }
+
+    #[test]
+    fn each_dtype_carries_rows_in_place() {
+        let hidden = [0.5, -2.0, 3.25, 1024.0, -0.0, 7.0];
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            let tensor = tensor(dtype, 3, 2, &hidden);
+            tensor.validate().expect("length fits");
+            for first in 0..3 {
+                for n_rows in 0..=3 - first {
+                    let expected = &hidden[first * 2..(first + n_rows) * 2];
+                    assert_eq!(hidden_rows(&tensor, first, n_rows), expected, "{dtype:?}");
+                }
+            }
+            assert_eq!(hidden_rows(&tensor, 2, 9), &hidden[4..]);
+            assert_eq!(hidden_rows(&tensor, 9, 1), Vec::<f32>::new());
+        }
+    }
+
+    #[test]
+    fn the_first_stage_takes_ids_and_the_others_rows_of_their_width() {
+        let check = |index: u16, hidden_dim: Option<usize>| {
+            let hidden = hidden_dim.map(|dim| tensor(Dtype::F32, 1, dim as u32, &vec![0.0; dim]));
+            let forward =
+                Forward { version: MessageVersion::CURRENT, from: None, steps: vec![], hidden };
+            check_message(&stage(index, 2), &forward).map_err(|error| error.class)
+        };
+        assert_eq!(check(0, None), Ok(()));
+        assert_eq!(check(1, Some(HIDDEN_DIM)), Ok(()));
+        assert_eq!(check(0, Some(HIDDEN_DIM)), Err(ErrorClass::InvalidRequest));
+        assert_eq!(check(1, None), Err(ErrorClass::InvalidRequest));
+        assert_eq!(check(1, Some(HIDDEN_DIM + 1)), Err(ErrorClass::InvalidRequest));
+    }
+
+    #[test]
+    fn tokens_and_positions_outside_the_model_are_refused() {
+        let check = |tokens: Vec<u32>, start_pos: u32| {
+            let step = Step {
+                session: SessionId::from_u64(1),
+                epoch: Epoch::FIRST,
+                step: StepNumber::FIRST,
+                start_pos,
+                phase: Phase::Prefill,
+                tokens,
+                wanted: vec![],
+                trace: vec![],
+            };
+            check_step(&stage(0, 1), &step).map_err(|error| error.class)
+        };
+        assert_eq!(check(vec![0, 49], 62), Ok(()));
+        assert_eq!(check(vec![0, 50], 0), Err(ErrorClass::InvalidRequest));
+        assert_eq!(check(vec![0, 1], 63), Err(ErrorClass::InvalidRequest));
+        assert_eq!(check(vec![0], u32::MAX), Err(ErrorClass::InvalidRequest));
+    }
+}

@@ -1,0 +1,252 @@
+//! A worker from start to end.
+//!
+//! ```text
+//!                      ┌─ Intake::select ─┐
+//! broker ─ messages ──▶│                  │─ Action ─▶ Worker::apply ─▶ outbox ─▶ broker
+//! thread "inference" ─▶│ owner (run)      │                 │
+//! signals, timer ─────▶└──────────────────┘                 └─ commands ─▶ thread "inference" ─▶ broker
+//! ```
+//! The owner runs where [`run`] is awaited; there are no other tasks. The inference thread ends
+//! when the owner drops its command sender; the owner then waits for the thread's event channel
+//! to close and only then joins it. Order of the end: announce leaving, stop listening, let the
+//! micro-batch finish, close the connection. One deadline spans all of it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde::Serialize;
+use stagebus_bus::{Bus, PublishError};
+use stagebus_engine::backend::Backend;
+use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
+use tokio::runtime::Handle;
+
+use crate::broker;
+use crate::config::{WorkerConfig, WorkerSettings};
+use crate::error::WorkerError;
+use crate::inference::{Inference, InferenceOptions};
+use crate::intake::Intake;
+use crate::load::load;
+use crate::results::Outgoing;
+use crate::shutdown::Shutdown;
+use crate::stage::Stage;
+use crate::worker::{Action, Worker, WorkerLimits};
+
+/// How long the broker may take to take in the subscriptions.
+const SUBSCRIBED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a worker says when it is ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Ready {
+    /// True.
+    pub ready: bool,
+    /// `worker`.
+    pub role: &'static str,
+    /// Name of this start.
+    pub id: WorkerId,
+    /// The stage served.
+    pub stage: StageIndex,
+    /// The model served.
+    pub model: ModelName,
+}
+
+/// Runs a worker until `shutdown` asks for its end, a drain over the broker ends, or it fails.
+/// Calls `on_ready` once it takes sessions.
+///
+/// # Errors
+/// [`WorkerError`].
+pub async fn run(
+    config: WorkerConfig,
+    shutdown: impl Into<Shutdown>,
+    on_ready: impl FnOnce(&Ready),
+) -> Result<(), WorkerError> {
+    config.settings.validate()?;
+    let shutdown = shutdown.into();
+    // Loading takes seconds to minutes and cannot be called off; whoever asks for the end meanwhile
+    // does not wait for it.
+    let (bus, stage, backend) = tokio::select! {
+        started = start(&config) => started?,
+        () = shutdown.drain.cancelled() => return Ok(()),
+        () = shutdown.stop.cancelled() => return Ok(()),
+    };
+    serve(bus, stage, backend, &config.settings, &shutdown, on_ready).await
+}
+
+async fn start(config: &WorkerConfig) -> Result<(Bus, Arc<Stage>, Box<dyn Backend>), WorkerError> {
+    let settings = config.settings.clone();
+    let (stage, backend) = tokio::task::spawn_blocking(move || load(&settings))
+        .await
+        .map_err(|error| WorkerError::Thread { name: "loading", source: error.into() })??;
+    let options = broker::options(
+        &config.broker,
+        &format!("worker {}", stage.worker),
+        config.settings.queue_capacity,
+        Duration::from_millis(config.settings.connect_wait_ms),
+    )?;
+    Ok((Bus::connect(options).await?, Arc::new(stage), backend))
+}
+
+/// Serves a loaded stage on a connection until the end.
+pub(crate) async fn serve(
+    bus: Bus,
+    stage: Arc<Stage>,
+    backend: Box<dyn Backend>,
+    settings: &WorkerSettings,
+    shutdown: &Shutdown,
+    on_ready: impl FnOnce(&Ready),
+) -> Result<(), WorkerError> {
+    let limits = limits(settings);
+    let (inference, events) =
+        Inference::start(backend, Arc::clone(&stage), options(settings, &limits), outlet(&bus))
+            .map_err(|source| WorkerError::Thread { name: "inference", source })?;
+    let mut worker = Worker::new(Arc::clone(&stage), limits, inference);
+    let interval = settings.announce_interval();
+    let mut intake = Intake::subscribe(&bus, &stage, events, interval, shutdown).await?;
+    seen_by_broker(&bus).await?;
+    worker.announce();
+    send(&bus, &mut worker, shutdown).await;
+    tracing::info!(
+        stage_index = %stage.index, id = %stage.worker, model = %stage.model, url = bus.url(),
+        "worker is ready"
+    );
+    on_ready(&Ready {
+        ready: true,
+        role: "worker",
+        id: stage.worker.clone(),
+        stage: stage.index,
+        model: stage.model.clone(),
+    });
+    let outcome = match drive(&bus, &mut worker, &mut intake, shutdown).await {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            // The fleet hears it at once, if the connection still stands.
+            worker.leave(Instant::now());
+            send(&bus, &mut worker, shutdown).await;
+            Err(error)
+        }
+    };
+    let deadline = Duration::from_millis(settings.shutdown_ms);
+    let ended = tokio::time::timeout(deadline, end(&bus, worker, intake, deadline)).await;
+    let ended =
+        ended.unwrap_or(Err(WorkerError::ShutdownDeadline { deadline_ms: settings.shutdown_ms }));
+    outcome.and(ended)
+}
+
+/// Waits until the broker has taken in everything sent so far. A subscription that it has not seen
+/// makes whoever hears that we are ready believe that we are dead. The broker handles a connection
+/// in order, so a message to ourselves that comes back tells.
+async fn seen_by_broker(bus: &Bus) -> Result<(), WorkerError> {
+    let inbox = bus.new_inbox();
+    let mut echo = bus.subscribe(&inbox).await?;
+    bus.publish_bytes(&inbox, None, Bytes::new()).await?;
+    match tokio::time::timeout(SUBSCRIBED_TIMEOUT, echo.next()).await {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err(WorkerError::BrokerClosed),
+        Err(_) => Err(WorkerError::NoEcho { inbox, waited: SUBSCRIBED_TIMEOUT }),
+    }
+}
+
+/// Takes in actions until the worker has left.
+async fn drive(
+    bus: &Bus,
+    worker: &mut Worker,
+    intake: &mut Intake,
+    shutdown: &Shutdown,
+) -> Result<(), WorkerError> {
+    let mut losses = bus.loss_generation();
+    while !worker.has_left() {
+        let action = intake.select().await?;
+        let is_tick = matches!(action, Action::Tick);
+        worker.apply(action, Instant::now())?;
+        if is_tick && !bus.is_connected() {
+            // An announcement that waits for the broker is out of date when it leaves.
+            worker.take_outbox();
+        }
+        send(bus, worker, shutdown).await;
+        if bus.loss_generation() != losses {
+            losses = bus.loss_generation();
+            tracing::warn!(
+                slow_consumers = bus.slow_consumer_reports(),
+                "messages may have been lost, gaps in step numbers will tell"
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn end(
+    bus: &Bus,
+    worker: Worker,
+    intake: Intake,
+    deadline: Duration,
+) -> Result<(), WorkerError> {
+    let counters = worker.counters();
+    let thread = worker.into_inference().stop();
+    intake.inference_ended().await;
+    let joined = thread.join();
+    if let Err(error) = bus.drain(deadline).await {
+        tracing::warn!(error = %error, "the last messages may not have left");
+    }
+    tracing::info!(?counters, "worker has ended");
+    joined.map_err(|_panic| WorkerError::InferenceEnded)
+}
+
+/// Sends what waits. A broker that is away must not keep the owner from hearing that it shall stop.
+async fn send(bus: &Bus, worker: &mut Worker, shutdown: &Shutdown) {
+    for message in worker.take_outbox() {
+        let subject = message.subject.clone();
+        let sent = if shutdown.stop.is_cancelled() {
+            publish(bus, message).await
+        } else {
+            tokio::select! {
+                sent = publish(bus, message) => sent,
+                () = shutdown.stop.cancelled() => return,
+            }
+        };
+        if let Err(error) = sent {
+            tracing::warn!(%subject, error = %error, "message not sent");
+        }
+    }
+}
+
+async fn publish(bus: &Bus, message: Outgoing) -> Result<(), PublishError> {
+    let Outgoing { subject, reply, payload } = message;
+    match reply {
+        Some(reply) => bus.publish_with_reply(&subject, &reply, payload).await,
+        None => bus.publish_bytes(&subject, None, payload).await,
+    }
+}
+
+/// The way of results from the inference thread: straight into the connection's queue, without a
+/// detour over the owner. The thread waits a bounded time while the queue is full.
+fn outlet(bus: &Bus) -> impl FnMut(Outgoing) -> Result<(), PublishError> + Send + 'static {
+    let (bus, runtime) = (bus.clone(), Handle::current());
+    move |message| runtime.block_on(publish(&bus, message))
+}
+
+fn limits(settings: &WorkerSettings) -> WorkerLimits {
+    WorkerLimits {
+        max_sessions: settings.max_sessions,
+        queue_capacity: settings.queue_capacity,
+        session_idle: Duration::from_secs(settings.session_idle_s),
+        drain_deadline: Duration::from_millis(settings.drain_ms),
+        announce_interval: settings.announce_interval(),
+        device: settings.device.clone(),
+        profile: settings.profile.profile().as_str().to_owned(),
+        host: gethostname::gethostname().to_string_lossy().into_owned(),
+    }
+}
+
+fn options(settings: &WorkerSettings, limits: &WorkerLimits) -> InferenceOptions {
+    InferenceOptions {
+        command_capacity: limits.command_capacity(),
+        max_batch_sessions: settings.max_batch_sessions,
+        decodes_per_prefill: settings.decodes_per_prefill,
+        wire_dtype: settings.wire_dtype,
+    }
+}
+
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod tests;

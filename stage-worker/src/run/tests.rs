@@ -1,0 +1,365 @@
+//! The protocol against a real broker: a chain of workers with the test backend, and the
+//! coordinator played by hand.
+
+use bytes::Bytes;
+use stagebus_engine::testing::{Fault, TestModel, TestOptions};
+use stagebus_fleet::{BrokerOptions, LocalBroker};
+use stagebus_schemas::error::ErrorClass;
+use stagebus_schemas::ids::SessionId;
+use stagebus_schemas::messages::control::{ControlAction, ControlOutcome};
+use stagebus_schemas::messages::fleet::WorkerState;
+use stagebus_schemas::messages::forward::StageTime;
+use stagebus_schemas::subjects::Subject;
+use stagebus_schemas::tensor::Dtype;
+use stagebus_settings::BrokerSettings;
+use tokio_util::sync::CancellationToken;
+
+use super::fixture::{Chain, PATIENCE, Setup, failure, gone, next, step};
+use super::*;
+use crate::config::EngineChoice;
+use crate::shard_set_fixture::write_shard_set;
+
+const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
+
+#[tokio::test]
+async fn a_chain_gives_the_tokens_of_the_unsplit_model() {
+    for wire_dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        let settings = WorkerSettings { wire_dtype, ..WorkerSettings::default() };
+        let mut chain = Chain::start(2, Setup { settings, ..Setup::default() }).await;
+        let session = SessionId::random();
+        assert_eq!(chain.open(session, 0).await, 0);
+        let expected = chain.model.expected(&PROMPT, 12);
+        assert_eq!(chain.generate(session, 0, &PROMPT, 12).await, expected);
+        chain.close(session, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn interleaved_sessions_give_the_tokens_of_their_solo_runs() {
+    let mut chain = Chain::start(2, Setup::default()).await;
+    let prompts: [&[u32]; 2] = [&PROMPT, &[2, 7, 1, 8]];
+    let sessions = [SessionId::random(), SessionId::random()];
+    let mut tokens = [Vec::new(), Vec::new()];
+    for (session, prompt) in sessions.iter().zip(prompts) {
+        chain.open(*session, 0).await;
+        chain.send(step(*session, 0, 0, 0, prompt)).await;
+    }
+    // Both are under way at any time; each answer sends the next step of its session.
+    while tokens.iter().any(|tokens| tokens.len() < 10) {
+        let done = chain.step_done().await;
+        let place = usize::from(done.session == sessions[1]);
+        tokens[place].push(done.rows[0].token);
+        if tokens[place].len() < 10 {
+            let (number, pos) = (done.step.number() + 1, done.rows[0].pos + 1);
+            let token = done.rows[0].token;
+            chain.send(step(done.session, 0, number, pos, &[token])).await;
+        }
+    }
+    for (prompt, tokens) in prompts.iter().zip(tokens) {
+        assert_eq!(tokens, chain.model.expected(prompt, 10));
+    }
+}
+
+#[tokio::test]
+async fn every_stage_leaves_its_time_in_the_trace() {
+    let mut chain = Chain::start(3, Setup::default()).await;
+    let session = SessionId::random();
+    chain.open(session, 0).await;
+    chain.send(step(session, 0, 0, 0, &PROMPT)).await;
+    let done = chain.step_done().await;
+    let stages: Vec<usize> = done.trace.iter().map(|time| time.stage.index()).collect();
+    assert_eq!(stages, [0, 1, 2]);
+    let whole = |time: &StageTime| time.total_us >= time.queue_us;
+    assert!(done.trace.iter().all(whole), "{:?}", done.trace);
+}
+
+#[tokio::test]
+async fn steps_out_of_turn_are_faults_and_the_session_goes_on() {
+    let mut chain = Chain::start(2, Setup::default()).await;
+    let session = SessionId::random();
+    chain.open(session, 3).await;
+    chain.send(step(session, 3, 0, 0, &PROMPT)).await;
+    let first = chain.step_done().await;
+    let stranger = SessionId::random();
+    for (out_of_turn, class) in [
+        (step(session, 3, 2, 5, &[1]), ErrorClass::StepGap),
+        (step(session, 2, 0, 0, &[1]), ErrorClass::StaleEpoch),
+        (step(session, 4, 0, 0, &[1]), ErrorClass::UnknownSession),
+        (step(stranger, 0, 0, 0, &[1]), ErrorClass::UnknownSession),
+        (step(session, 3, 1, 5, &[u32::MAX]), ErrorClass::InvalidRequest),
+        (step(session, 3, 1, 5000, &[1]), ErrorClass::InvalidRequest),
+    ] {
+        chain.send(out_of_turn.clone()).await;
+        let fault = chain.fault().await;
+        assert_eq!(
+            (fault.session, fault.epoch, fault.step, fault.error.class),
+            (out_of_turn.session, out_of_turn.epoch, out_of_turn.step, class)
+        );
+    }
+    // A repeat is dropped: the next answer belongs to the next step.
+    chain.send(step(session, 3, 0, 0, &PROMPT)).await;
+    chain.send(step(session, 3, 1, 5, &[first.rows[0].token])).await;
+    let second = chain.step_done().await;
+    assert_eq!(second.step.number(), 1);
+    let tokens = vec![first.rows[0].token, second.rows[0].token];
+    assert_eq!(tokens, chain.model.expected(&PROMPT, 2));
+}
+
+#[tokio::test]
+async fn a_higher_epoch_goes_on_where_the_cache_ends() {
+    let mut chain = Chain::start(2, Setup::default()).await;
+    let session = SessionId::random();
+    chain.open(session, 0).await;
+    let tokens = chain.generate(session, 0, &PROMPT, 4).await;
+    assert_eq!(chain.open(session, 1).await, 8);
+    chain.send(step(session, 1, 0, 8, &[tokens[3]])).await;
+    let next_token = chain.step_done().await.rows[0].token;
+    assert_eq!(next_token, chain.model.expected(&PROMPT, 5)[4]);
+}
+
+#[tokio::test]
+async fn malformed_messages_are_answered_and_survived() {
+    let mut chain = Chain::start(2, Setup::default()).await;
+    let session = SessionId::random();
+    chain.open(session, 0).await;
+    let (subject, reply) = chain.step_subjects(&step(session, 0, 0, 0, &[1]));
+    for payload in [&b"nonsense"[..], &[], &[0x84, 0xa1, 0x78]] {
+        chain.send_raw(&subject, &reply, payload.to_vec().into()).await;
+        let fault = chain.fault().await;
+        assert_eq!((fault.session, fault.error.class), (session, ErrorClass::InvalidRequest));
+    }
+    // Rows for another stage on this stage's subject.
+    let forward = stagebus_schemas::messages::forward::Forward {
+        version: stagebus_schemas::version::MessageVersion::CURRENT,
+        from: None,
+        steps: vec![step(session, 0, 0, 0, &[1])],
+        hidden: Some(stagebus_schemas::tensor::Tensor {
+            dtype: Dtype::F32,
+            n_rows: 1,
+            hidden_dim: 16,
+            data: vec![0; 64].into(),
+        }),
+    };
+    let payload = stagebus_schemas::codec::encode(&forward).expect("encodes").into();
+    chain.send_raw(&subject, &reply, payload).await;
+    assert_eq!(chain.fault().await.error.class, ErrorClass::InvalidRequest);
+    let expected = chain.model.expected(&PROMPT, 3);
+    assert_eq!(chain.generate(session, 0, &PROMPT, 3).await, expected);
+}
+
+#[tokio::test]
+async fn opens_that_do_not_fit_are_refused_by_class() {
+    let settings = WorkerSettings { max_sessions: 1, ..WorkerSettings::default() };
+    let chain = Chain::start(2, Setup { settings, ..Setup::default() }).await;
+    let session = SessionId::random();
+    let mut other_shards = chain.open_message(session, 0);
+    other_shards.fingerprint = "beef".to_owned();
+    let mut other_route = chain.open_message(session, 0);
+    other_route.route.swap(0, 1);
+    for (open, class) in
+        [(other_shards, ErrorClass::VersionMismatch), (other_route, ErrorClass::InvalidRequest)]
+    {
+        let outcome = chain.control(0, ControlAction::Open(open)).await;
+        assert_eq!(failure(outcome).class, class);
+    }
+    chain.open(session, 0).await;
+    let second = chain.open_message(SessionId::random(), 0);
+    let error = failure(chain.control(0, ControlAction::Open(second)).await);
+    assert_eq!(error.class, ErrorClass::Overloaded);
+    assert!(error.retry_after_ms.is_some());
+    chain.close(session, 0).await;
+    chain.open(SessionId::random(), 0).await;
+}
+
+#[tokio::test]
+async fn a_result_beyond_the_brokers_limit_is_a_typed_fault() {
+    let model = TestModel { hidden_dim: 4096, ..TestModel::default() };
+    let mut chain = Chain::start(2, Setup { model, ..Setup::default() }).await;
+    let session = SessionId::random();
+    chain.open(session, 0).await;
+    let rows: Vec<u32> = (0..600).map(|i| i % 200).collect();
+    chain.send(step(session, 0, 0, 0, &rows)).await;
+    let fault = chain.fault().await;
+    assert_eq!(fault.error.class, ErrorClass::InvalidRequest);
+    // Smaller chunks at a higher epoch pass.
+    chain.open(session, 1).await;
+    chain.send(step(session, 1, 0, 0, &rows[..300])).await;
+    chain.step_done().await;
+    chain.send(step(session, 1, 1, 300, &rows[300..])).await;
+    let token = chain.step_done().await.rows[0].token;
+    assert_eq!(vec![token], chain.model.expected(&rows, 1));
+}
+
+#[tokio::test]
+async fn a_dead_next_worker_is_told_to_the_coordinator() {
+    let mut chain = Chain::start(2, Setup::default()).await;
+    let session = SessionId::random();
+    chain.open(session, 7).await;
+    let last = chain.workers.pop().expect("two workers");
+    last.shutdown.stop.cancel();
+    let subject = chain.subjects.control(StageIndex::new(1), &last.id);
+    last.ended().await.expect("an orderly end");
+    gone(&chain.bus, &subject).await;
+    let message = step(session, 7, 0, 0, &PROMPT);
+    let subjects = chain.subjects.clone();
+    chain.send(message).await;
+    let answer = next(&mut chain.lost).await;
+    let Ok(Subject::Lost(coordinator, lost)) = subjects.parse(answer.subject()) else {
+        panic!("expected a lost step, got {}", answer.subject());
+    };
+    assert_eq!(coordinator, chain.coordinator);
+    assert_eq!((lost.session, lost.epoch.number(), lost.stage.index()), (session, 7, 1));
+}
+
+#[tokio::test]
+async fn a_drained_worker_finishes_its_session_and_leaves() {
+    let mut chain = Chain::start(1, Setup::default()).await;
+    let (session, id) = (SessionId::random(), chain.workers[0].id.clone());
+    chain.open(session, 0).await;
+    assert_eq!(chain.control(0, ControlAction::Drain).await, ControlOutcome::Draining);
+    chain.announced(&id, WorkerState::Draining).await;
+    let refused = chain.open_message(SessionId::random(), 0);
+    let error = failure(chain.control(0, ControlAction::Open(refused)).await);
+    assert_eq!(error.class, ErrorClass::Overloaded);
+    let expected = chain.model.expected(&PROMPT, 4);
+    assert_eq!(chain.generate(session, 0, &PROMPT, 4).await, expected);
+    chain.close(session, 0).await;
+    let farewell = chain.announced(&id, WorkerState::Leaving).await;
+    assert_eq!(farewell.load.n_sessions, 0);
+    // The load of the last step is written just after its result has left.
+    assert!(farewell.load.steps_completed >= 3);
+    chain.workers.pop().expect("one worker").ended().await.expect("an orderly end");
+}
+
+#[tokio::test]
+async fn a_stopped_worker_leaves_its_sessions_to_recovery() {
+    let mut chain = Chain::start(1, Setup::default()).await;
+    chain.open(SessionId::random(), 0).await;
+    let worker = chain.workers.pop().expect("one worker");
+    worker.shutdown.drain.cancel();
+    chain.announced(&worker.id, WorkerState::Draining).await;
+    worker.shutdown.stop.cancel();
+    let farewell = chain.announced(&worker.id, WorkerState::Leaving).await;
+    assert_eq!(farewell.load.n_sessions, 1);
+    worker.ended().await.expect("an orderly end");
+}
+
+#[tokio::test]
+async fn a_probe_makes_everybody_announce_themselves() {
+    let settings = WorkerSettings { announce_ms: 60_000, ..WorkerSettings::default() };
+    let mut chain = Chain::start(2, Setup { settings, ..Setup::default() }).await;
+    let ids = chain.route();
+    // The announcements of the start and of the first tick.
+    for id in &ids {
+        chain.announced(id, WorkerState::Ready).await;
+    }
+    while chain.fleet.try_next().is_some() {}
+    let probe = chain.subjects.probe();
+    chain.bus.publish_bytes(&probe, None, Bytes::new()).await.expect("sent");
+    let announcement = chain.announced(&ids[1], WorkerState::Ready).await;
+    assert_eq!((announcement.stage.index(), announcement.n_stages), (1, 2));
+}
+
+#[tokio::test]
+async fn a_panicking_backend_ends_the_worker_with_a_farewell() {
+    let options =
+        TestOptions { faults: vec![Fault::PanicAtStep { step: 0 }], ..TestOptions::default() };
+    let mut chain = Chain::start(1, Setup { options, ..Setup::default() }).await;
+    let session = SessionId::random();
+    chain.open(session, 0).await;
+    chain.send(step(session, 0, 0, 0, &PROMPT)).await;
+    let worker = chain.workers.pop().expect("one worker");
+    chain.announced(&worker.id, WorkerState::Leaving).await;
+    assert!(matches!(worker.ended().await, Err(WorkerError::InferenceEnded)));
+}
+
+#[tokio::test]
+async fn a_wedged_backend_is_cut_off_at_the_deadline() {
+    let faults = vec![Fault::HangAtStep { step: 0, hold: PATIENCE }];
+    let options = TestOptions { faults, ..TestOptions::default() };
+    let settings = WorkerSettings { shutdown_ms: 200, ..WorkerSettings::default() };
+    let mut chain = Chain::start(1, Setup { options, settings, ..Setup::default() }).await;
+    let session = SessionId::random();
+    chain.open(session, 0).await;
+    chain.send(step(session, 0, 0, 0, &PROMPT)).await;
+    // The worker answers while its inference hangs; its completed steps stand still.
+    loop {
+        let ControlOutcome::Stats(load) = chain.control(0, ControlAction::Stats).await else {
+            panic!("expected the load");
+        };
+        assert_eq!(load.steps_completed, 0);
+        if load.queue_depth == 1 {
+            break;
+        }
+    }
+    let worker = chain.workers.pop().expect("one worker");
+    worker.shutdown.stop.cancel();
+    let error = worker.ended().await.expect_err("the step is cut off");
+    assert!(matches!(error, WorkerError::ShutdownDeadline { deadline_ms: 200 }), "{error}");
+}
+
+#[tokio::test]
+async fn a_worker_outlives_its_broker() {
+    let mut chain = Chain::start(2, Setup::default()).await;
+    let ids = chain.route();
+    chain.broker.restart().await.expect("a broker");
+    // What was announced before.
+    while chain.fleet.try_next().is_some() {}
+    for id in &ids {
+        chain.announced(id, WorkerState::Ready).await;
+    }
+    let session = SessionId::random();
+    chain.open(session, 0).await;
+    let expected = chain.model.expected(&PROMPT, 6);
+    assert_eq!(chain.generate(session, 0, &PROMPT, 6).await, expected);
+}
+
+#[tokio::test]
+async fn a_worker_runs_from_a_shard_set_to_an_orderly_end() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let manifest = write_shard_set(dir.path(), 1);
+    let broker = LocalBroker::start(BrokerOptions::default()).await.expect("a broker");
+    let config = WorkerConfig {
+        broker: BrokerSettings { url: broker.url(), ..BrokerSettings::default() },
+        settings: WorkerSettings {
+            shards: dir.path().to_owned(),
+            stage: Some(0),
+            engine: EngineChoice::Test,
+            ..WorkerSettings::default()
+        },
+    };
+    let shutdown = CancellationToken::new();
+    let mut said = None;
+    let on_ready = |ready: &Ready| {
+        said = Some(ready.clone());
+        shutdown.cancel();
+    };
+    run(config, shutdown.clone(), on_ready).await.expect("an orderly end");
+    let said = said.expect("it was ready");
+    let line = serde_json::to_value(&said).expect("serialises");
+    assert_eq!(
+        line,
+        serde_json::json!({
+            "ready": true, "role": "worker", "id": said.id.as_str(), "stage": 0,
+            "model": manifest.model,
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_worker_without_a_broker_says_so() {
+    let dir = tempfile::tempdir().expect("a folder");
+    write_shard_set(dir.path(), 1);
+    let config = WorkerConfig {
+        broker: BrokerSettings { url: "nats://127.0.0.1:1".to_owned(), ..Default::default() },
+        settings: WorkerSettings {
+            shards: dir.path().to_owned(),
+            stage: Some(0),
+            engine: EngineChoice::Test,
+            connect_wait_ms: 0,
+            ..WorkerSettings::default()
+        },
+    };
+    let error = run(config, CancellationToken::new(), |_| ()).await.expect_err("no broker");
+    assert!(matches!(error, WorkerError::Connect(_)), "{error}");
+}

@@ -1,0 +1,293 @@
+//! The sessions of a worker and the rules that fence them. Pure: no I/O, no clock of its own.
+//!
+//! The broker delivers at most once and never repairs, so every step carries (epoch, step number)
+//! and each session expects exactly one number:
+//!
+//! | step | verdict |
+//! |---|---|
+//! | unknown session | refused, [`ErrorClass::UnknownSession`] |
+//! | epoch below the session's | refused, [`ErrorClass::StaleEpoch`]: recovery has fenced it off |
+//! | epoch above the session's | refused, [`ErrorClass::UnknownSession`]: its open was lost |
+//! | number below the expected one | dropped: it ran already |
+//! | number above the expected one | refused, [`ErrorClass::StepGap`]: messages were lost |
+//! | the expected number | runs, and the next number is expected |
+//!
+//! A step that is refused does not move the expected number, so whatever follows it in the same
+//! epoch is refused as well: no row is ever appended behind a hole.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_schemas::ids::{CoordinatorId, Epoch, SessionId, StepNumber, WorkerId};
+use stagebus_schemas::messages::control::{Close, Open};
+use stagebus_schemas::messages::forward::Step;
+
+use crate::stage::Stage;
+
+/// When a refused session is worth another try: most sessions are short, a second sees some end.
+pub(crate) const RETRY_AFTER_MS: u64 = 1_000;
+
+/// The way of a session's steps, as far as this stage needs it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// Gets head rows and faults.
+    pub coordinator: CoordinatorId,
+    /// Subject of head rows and faults.
+    pub head_subject: String,
+    /// Worker of the stage before this one.
+    pub previous: Option<WorkerId>,
+    /// Step subject of the worker after this one; none for the last stage.
+    pub next_subject: Option<String>,
+}
+
+/// One session of this worker.
+#[derive(Debug)]
+struct Session {
+    epoch: Epoch,
+    expected: StepNumber,
+    route: Arc<Route>,
+    last_active: Instant,
+}
+
+/// All sessions of a worker.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    stage: Arc<Stage>,
+    max_sessions: usize,
+    sessions: HashMap<SessionId, Session>,
+}
+
+/// What an accepted open did.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Opening {
+    /// The session is new.
+    New,
+    /// The session goes on at a higher epoch.
+    Raised,
+    /// The same open again: its answer may have been lost.
+    Repeated,
+}
+
+/// What becomes of a step.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// It is the expected one; its results go this way.
+    Run(Arc<Route>),
+    /// It ran already.
+    Duplicate,
+    /// It cannot run.
+    Refused(ErrorReply),
+}
+
+impl Sessions {
+    pub(crate) fn new(stage: Arc<Stage>, max_sessions: usize) -> Self {
+        Self { stage, max_sessions, sessions: HashMap::new() }
+    }
+
+    /// Number of sessions held.
+    pub(crate) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Coordinator of a session.
+    pub(crate) fn coordinator(&self, session: SessionId) -> Option<&CoordinatorId> {
+        self.sessions.get(&session).map(|session| &session.route.coordinator)
+    }
+
+    /// Makes a session or raises its epoch. Only new sessions need `accepting` and room.
+    ///
+    /// # Errors
+    /// [`ErrorClass::VersionMismatch`] for another shard set, [`ErrorClass::InvalidRequest`] for
+    /// a route or length that does not fit this stage, [`ErrorClass::StaleEpoch`] for an epoch
+    /// that is over, [`ErrorClass::Overloaded`] without room or while draining.
+    pub(crate) fn open(
+        &mut self,
+        open: &Open,
+        accepting: bool,
+        now: Instant,
+    ) -> Result<Opening, ErrorReply> {
+        let route = Arc::new(self.route(open)?);
+        if let Some(session) = self.sessions.get_mut(&open.session) {
+            if open.epoch < session.epoch {
+                return Err(stale(open.session, open.epoch, session.epoch));
+            }
+            if open.epoch == session.epoch {
+                if session.route != route {
+                    return Err(stale(open.session, open.epoch, session.epoch));
+                }
+                session.last_active = now;
+                return Ok(Opening::Repeated);
+            }
+            *session = Session::new(open.epoch, route, now);
+            return Ok(Opening::Raised);
+        }
+        if !accepting {
+            return Err(self.overloaded("drains and takes no new session"));
+        }
+        if self.sessions.len() >= self.max_sessions {
+            let held = format!("holds {} sessions, as many as fit", self.sessions.len());
+            return Err(self.overloaded(&held));
+        }
+        self.sessions.insert(open.session, Session::new(open.epoch, route, now));
+        Ok(Opening::New)
+    }
+
+    /// Takes back an open that the backend could not carry out.
+    pub(crate) fn forget(&mut self, session: SessionId, epoch: Epoch) {
+        if self.sessions.get(&session).is_some_and(|held| held.epoch == epoch) {
+            self.sessions.remove(&session);
+        }
+    }
+
+    /// Ends a session and tells whether it was held.
+    ///
+    /// # Errors
+    /// [`ErrorClass::StaleEpoch`] if the closer's epoch is over; the session stays.
+    pub(crate) fn close(&mut self, close: &Close) -> Result<bool, ErrorReply> {
+        match self.sessions.get(&close.session) {
+            Some(session) if close.epoch < session.epoch => {
+                Err(stale(close.session, close.epoch, session.epoch))
+            }
+            Some(_) => Ok(self.sessions.remove(&close.session).is_some()),
+            None => Ok(false),
+        }
+    }
+
+    /// Judges a step by the table in the module's documentation, without moving anything.
+    pub(crate) fn admit(&self, step: &Step, from: Option<&WorkerId>) -> Admission {
+        let Some(session) = self.sessions.get(&step.session) else {
+            return Admission::Refused(self.unknown(step, "is not open"));
+        };
+        if step.epoch < session.epoch {
+            return Admission::Refused(stale(step.session, step.epoch, session.epoch));
+        }
+        if step.epoch > session.epoch {
+            return Admission::Refused(self.unknown(step, "is not open at this epoch"));
+        }
+        if step.step < session.expected {
+            return Admission::Duplicate;
+        }
+        if step.step > session.expected {
+            return Admission::Refused(ErrorReply::new(
+                ErrorClass::StepGap,
+                format!(
+                    "stage {} expected step {} of session {}, got step {}",
+                    self.stage.index, session.expected, step.session, step.step
+                ),
+            ));
+        }
+        if from != session.route.previous.as_ref() {
+            let name = |worker: Option<&WorkerId>| {
+                worker.map_or_else(|| "the coordinator".to_owned(), ToString::to_string)
+            };
+            let (sender, expected) = (name(from), name(session.route.previous.as_ref()));
+            return Admission::Refused(ErrorReply::new(
+                ErrorClass::InvalidRequest,
+                format!(
+                    "stage {} got a step of session {} from {sender}, its route has {expected}",
+                    self.stage.index, step.session
+                ),
+            ));
+        }
+        Admission::Run(Arc::clone(&session.route))
+    }
+
+    /// Expects the step after the one that was admitted.
+    pub(crate) fn advance(&mut self, session: SessionId, now: Instant) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.expected = session.expected.next();
+            session.last_active = now;
+        }
+    }
+
+    /// Removes the sessions without any activity for `idle` and returns them.
+    pub(crate) fn take_idle(&mut self, idle: Duration, now: Instant) -> Vec<SessionId> {
+        let expired: Vec<SessionId> = self
+            .sessions
+            .iter()
+            .filter(|(_, session)| now.duration_since(session.last_active) >= idle)
+            .map(|(id, _)| *id)
+            .collect();
+        for session in &expired {
+            self.sessions.remove(session);
+        }
+        expired
+    }
+
+    fn route(&self, open: &Open) -> Result<Route, ErrorReply> {
+        let stage = &self.stage;
+        if open.fingerprint != stage.fingerprint {
+            return Err(ErrorReply::new(
+                ErrorClass::VersionMismatch,
+                format!(
+                    "worker {} serves shard set {}, the session was made for {}",
+                    stage.worker, stage.fingerprint, open.fingerprint
+                ),
+            ));
+        }
+        let place = stage.index.index();
+        if open.route.len() != usize::from(stage.n_stages)
+            || open.route.get(place) != Some(&stage.worker)
+        {
+            return Err(ErrorReply::new(
+                ErrorClass::InvalidRequest,
+                format!(
+                    "the route must name {} workers with {} at stage {}",
+                    stage.n_stages, stage.worker, stage.index
+                ),
+            ));
+        }
+        let len = open.prompt.len().max(open.max_len as usize);
+        if len > stage.context_length {
+            return Err(ErrorReply::new(
+                ErrorClass::InvalidRequest,
+                format!(
+                    "a session of {len} tokens was asked for, the context holds {}",
+                    stage.context_length
+                ),
+            ));
+        }
+        let previous = place.checked_sub(1).and_then(|place| open.route.get(place)).cloned();
+        let next_subject =
+            open.route.get(place + 1).map(|worker| stage.subjects.step(stage.index.next(), worker));
+        Ok(Route {
+            coordinator: open.coordinator.clone(),
+            head_subject: stage.subjects.head(&open.coordinator),
+            previous,
+            next_subject,
+        })
+    }
+
+    fn overloaded(&self, why: &str) -> ErrorReply {
+        ErrorReply {
+            class: ErrorClass::Overloaded,
+            message: format!("worker {} {why}", self.stage.worker),
+            retry_after_ms: Some(RETRY_AFTER_MS),
+        }
+    }
+
+    fn unknown(&self, step: &Step, why: &str) -> ErrorReply {
+        ErrorReply::new(
+            ErrorClass::UnknownSession,
+            format!("session {} {why} on worker {}", step.session, self.stage.worker),
+        )
+    }
+}
+
+impl Session {
+    fn new(epoch: Epoch, route: Arc<Route>, now: Instant) -> Self {
+        Self { epoch, expected: StepNumber::FIRST, route, last_active: now }
+    }
+}
+
+fn stale(session: SessionId, found: Epoch, current: Epoch) -> ErrorReply {
+    ErrorReply::new(
+        ErrorClass::StaleEpoch,
+        format!("session {session} is at epoch {current}, the message has epoch {found}"),
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! The rules of the session table, driven by hand.
+
+use stagebus_schemas::messages::forward::Phase;
+
+use super::*;
+use crate::stage_fixture::{FINGERPRINT, stage, worker};
+
+const SESSION: SessionId = SessionId::from_u64(1);
+
+fn open_at(epoch: u32) -> Open {
+    Open {
+        session: SESSION,
+        epoch: Epoch::new(epoch),
+        coordinator: CoordinatorId::new("c0").expect("valid"),
+        route: vec![worker(0), worker(1), worker(2)],
+        fingerprint: FINGERPRINT.to_owned(),
+        prompt: vec![1, 2],
+        max_len: 32,
+    }
+}
+
+fn step(epoch: u32, number: u32) -> Step {
+    Step {
+        session: SESSION,
+        epoch: Epoch::new(epoch),
+        step: StepNumber::new(number),
+        start_pos: 0,
+        phase: Phase::Decode,
+        tokens: vec![7],
+        wanted: vec![0],
+        trace: vec![],
+    }
+}
+
+/// A table of stage 1 of 3 with one session at `epoch` that has run `n_steps` steps.
+fn sessions(epoch: u32, n_steps: u32, now: Instant) -> Sessions {
+    let mut sessions = Sessions::new(stage(1, 3), 2);
+    sessions.open(&open_at(epoch), true, now).expect("room");
+    for _ in 0..n_steps {
+        sessions.advance(SESSION, now);
+    }
+    sessions
+}
+
+fn class(admission: Admission) -> Option<ErrorClass> {
+    match admission {
+        Admission::Refused(error) => Some(error.class),
+        Admission::Run(_) | Admission::Duplicate => None,
+    }
+}
+
+#[test]
+fn every_epoch_and_step_number_has_its_verdict() {
+    let sessions = sessions(5, 3, Instant::now());
+    let from = worker(0);
+    let verdict = |epoch, number| sessions.admit(&step(epoch, number), Some(&from));
+    assert!(matches!(verdict(5, 3), Admission::Run(_)));
+    for repeated in 0..3 {
+        assert_eq!(verdict(5, repeated), Admission::Duplicate);
+    }
+    assert_eq!(class(verdict(5, 4)), Some(ErrorClass::StepGap));
+    assert_eq!(class(verdict(4, 3)), Some(ErrorClass::StaleEpoch));
+    assert_eq!(class(verdict(6, 0)), Some(ErrorClass::UnknownSession));
+    let mut other = step(5, 3);
+    other.session = SessionId::from_u64(2);
+    assert_eq!(class(sessions.admit(&other, Some(&from))), Some(ErrorClass::UnknownSession));
+}
+
+#[test]
+fn a_step_from_outside_the_route_is_refused() {
+    let sessions = sessions(0, 0, Instant::now());
+    for from in [None, Some(worker(2)), Some(worker(1))] {
+        let verdict = sessions.admit(&step(0, 0), from.as_ref());
+        assert_eq!(class(verdict), Some(ErrorClass::InvalidRequest), "{from:?}");
+    }
+}
+
+#[test]
+fn the_route_names_the_neighbours() {
+    let table = sessions(0, 0, Instant::now());
+    let Admission::Run(route) = table.admit(&step(0, 0), Some(&worker(0))) else {
+        panic!("the expected step runs");
+    };
+    assert_eq!(route.previous, Some(worker(0)));
+    assert_eq!(route.next_subject.as_deref(), Some("stagebus.v1.tiny.stage.2.w2.step"));
+    assert_eq!(route.head_subject, "stagebus.v1.tiny.head.c0");
+    for (index, has_next) in [(0, true), (2, false)] {
+        let mut table = Sessions::new(stage(index, 3), 1);
+        table.open(&open_at(0), true, Instant::now()).expect("room");
+        let from = (index > 0).then(|| worker(index - 1));
+        let Admission::Run(route) = table.admit(&step(0, 0), from.as_ref()) else {
+            panic!("the expected step runs");
+        };
+        assert_eq!(route.next_subject.is_some(), has_next);
+    }
+}
+
+#[test]
+fn a_higher_epoch_starts_the_numbers_again() {
+    let now = Instant::now();
+    let mut sessions = sessions(1, 9, now);
+    assert_eq!(sessions.open(&open_at(3), false, now), Ok(Opening::Raised));
+    assert!(matches!(sessions.admit(&step(3, 0), Some(&worker(0))), Admission::Run(_)));
+    assert_eq!(class(sessions.admit(&step(1, 9), Some(&worker(0)))), Some(ErrorClass::StaleEpoch));
+    assert_eq!(sessions.len(), 1);
+}
+
+#[test]
+fn a_repeated_open_changes_nothing() {
+    let now = Instant::now();
+    let mut sessions = sessions(1, 2, now);
+    assert_eq!(sessions.open(&open_at(1), true, now), Ok(Opening::Repeated));
+    assert!(matches!(sessions.admit(&step(1, 2), Some(&worker(0))), Admission::Run(_)));
+    let mut elsewhere = open_at(1);
+    elsewhere.coordinator = CoordinatorId::new("c9").expect("valid");
+    let error = sessions.open(&elsewhere, true, now).expect_err("another owner, same epoch");
+    assert_eq!(error.class, ErrorClass::StaleEpoch);
+}
+
+#[test]
+fn opens_that_do_not_fit_are_refused() {
+    let cases: [(ErrorClass, fn(&mut Open)); 7] = [
+        (ErrorClass::VersionMismatch, |open| open.fingerprint = "beef".to_owned()),
+        (ErrorClass::InvalidRequest, |open| open.route.swap(0, 1)),
+        (ErrorClass::InvalidRequest, |open| open.route.truncate(2)),
+        (ErrorClass::InvalidRequest, |open| open.route.push(worker(3))),
+        (ErrorClass::InvalidRequest, |open| open.max_len = 65),
+        (ErrorClass::InvalidRequest, |open| open.prompt = vec![1; 65]),
+        (ErrorClass::StaleEpoch, |open| open.epoch = Epoch::new(1)),
+    ];
+    for (expected, spoil) in cases {
+        let now = Instant::now();
+        let mut sessions = sessions(2, 0, now);
+        let mut open = open_at(2);
+        spoil(&mut open);
+        let error = sessions.open(&open, true, now).expect_err("does not fit");
+        assert_eq!(error.class, expected, "{error}");
+        assert_eq!(sessions.len(), 1);
+    }
+}
+
+#[test]
+fn a_full_or_draining_worker_names_a_time_to_retry() {
+    let now = Instant::now();
+    let mut table = sessions(0, 0, now);
+    let mut other = open_at(0);
+    other.session = SessionId::from_u64(2);
+    let error = table.open(&other, false, now).expect_err("draining");
+    assert_eq!((error.class, error.retry_after_ms), (ErrorClass::Overloaded, Some(RETRY_AFTER_MS)));
+    assert_eq!(table.open(&other, true, now), Ok(Opening::New));
+    other.session = SessionId::from_u64(3);
+    let error = table.open(&other, true, now).expect_err("full");
+    assert_eq!((error.class, error.retry_after_ms), (ErrorClass::Overloaded, Some(RETRY_AFTER_MS)));
+}
+
+#[test]
+fn only_the_current_epoch_closes() {
+    let mut sessions = sessions(4, 0, Instant::now());
+    let close = |epoch| Close { session: SESSION, epoch: Epoch::new(epoch) };
+    assert_eq!(sessions.close(&close(3)).map_err(|e| e.class), Err(ErrorClass::StaleEpoch));
+    assert_eq!(sessions.close(&close(4)), Ok(true));
+    assert_eq!(sessions.close(&close(4)), Ok(false));
+}
+
+#[test]
+fn only_the_epoch_that_failed_to_open_is_forgotten() {
+    let mut sessions = sessions(4, 0, Instant::now());
+    sessions.forget(SESSION, Epoch::new(3));
+    assert_eq!(sessions.len(), 1);
+    sessions.forget(SESSION, Epoch::new(4));
+    assert_eq!(sessions.len(), 0);
+}
+
+#[test]
+fn sessions_without_activity_expire() {
+    let start = Instant::now();
+    let mut sessions = sessions(0, 0, start);
+    let mut other = open_at(0);
+    other.session = SessionId::from_u64(2);
+    sessions.open(&other, true, start).expect("room");
+    let idle = Duration::from_secs(10);
+    sessions.advance(SESSION, start + Duration::from_secs(6));
+    assert_eq!(sessions.take_idle(idle, start + Duration::from_secs(9)), vec![]);
+    assert_eq!(sessions.take_idle(idle, start + Duration::from_secs(10)), vec![other.session]);
+    assert_eq!(sessions.take_idle(idle, start + Duration::from_secs(16)), vec![SESSION]);
+}

@@ -1,0 +1,555 @@
+//! The one owner of a worker's state: sessions, admission, announcements.
+//!
+//! [`Worker::apply`] is synchronous and takes every [`Action`] as data, so tests feed actions by
+//! hand. What it wants to send lies in [`Worker::take_outbox`] afterwards; what must run goes to
+//! the inference thread. States: ready → draining → leaving, never back; see
+//! [`Worker::move_on`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use stagebus_bus::BusEvent;
+use stagebus_schemas::codec::{self, CodecError, Message};
+use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_schemas::ids::{Epoch, SessionId, WorkerId};
+use stagebus_schemas::messages::control::{
+    Close, Control, ControlAction, ControlOutcome, ControlReply, Open,
+};
+use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerState};
+use stagebus_schemas::messages::forward::{Forward, Step};
+use stagebus_schemas::subjects::{LostStep, Subject};
+use stagebus_schemas::version::MessageVersion;
+
+use crate::inference::{Command, CommandError, Inference, InferenceEvent};
+use crate::results::{self, Job, Outgoing, u32_of};
+use crate::rows::{check_message, check_step, hidden_rows};
+use crate::sessions::{Admission, RETRY_AFTER_MS, Route, Sessions};
+use crate::stage::Stage;
+
+/// Shortest and longest time after which a step refused for a full queue is worth another try.
+const QUEUE_RETRY_MS: (u64, u64) = (20, 5_000);
+
+/// Something that happened.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// A message on the step subject.
+    Step(Incoming),
+    /// A message on the control subject.
+    Control(Incoming),
+    /// Somebody asks who is there.
+    Probe,
+    /// A step that nobody heard: the broker's answer to this worker's own message, or what another
+    /// worker has told (`told`).
+    Lost { subject: String, told: bool },
+    /// News from the inference thread.
+    Inference(InferenceEvent),
+    /// News from the broker connection.
+    Connection(BusEvent),
+    /// The time of the next announcement has come.
+    Tick,
+    /// Finish the running sessions and leave.
+    Drain,
+    /// Leave now.
+    Stop,
+}
+
+/// A message as it came.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub payload: Bytes,
+    pub reply: Option<String>,
+    pub arrived: Instant,
+}
+
+/// Limits and names of a worker beyond its stage.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkerLimits {
+    pub max_sessions: usize,
+    pub queue_capacity: u32,
+    pub session_idle: Duration,
+    pub drain_deadline: Duration,
+    pub announce_interval: Duration,
+    /// Device, profile and host, as announced.
+    pub device: String,
+    pub profile: String,
+    pub host: String,
+}
+
+impl WorkerLimits {
+    /// Room that the command channel needs so that a close always fits: every queued step, every
+    /// open that may wait, and a close for each of those and of the sessions held.
+    pub(crate) fn command_capacity(&self) -> usize {
+        self.queue_capacity as usize + 3 * self.max_sessions
+    }
+}
+
+/// Events that are no errors of this worker but that an operator wants to count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// Steps that had run already.
+    pub duplicates: u64,
+    /// Steps refused with a fault.
+    pub refused: u64,
+    /// Messages that could not be decoded.
+    pub malformed: u64,
+    /// Sessions that ended for want of activity.
+    pub expired: u64,
+    /// Results that the next worker did not hear.
+    pub unheard: u64,
+}
+
+/// The state of a worker.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    stage: Arc<Stage>,
+    limits: WorkerLimits,
+    sessions: Sessions,
+    inference: Inference,
+    /// Opens that the inference thread has not answered, with their reply subjects.
+    opening: HashMap<(SessionId, Epoch), Vec<Option<String>>>,
+    state: WorkerState,
+    drain_until: Option<Instant>,
+    outbox: Vec<Outgoing>,
+    counters: Counters,
+}
+
+impl Worker {
+    pub(crate) fn new(stage: Arc<Stage>, limits: WorkerLimits, inference: Inference) -> Self {
+        Self {
+            sessions: Sessions::new(Arc::clone(&stage), limits.max_sessions),
+            stage,
+            limits,
+            inference,
+            opening: HashMap::new(),
+            state: WorkerState::Ready,
+            drain_until: None,
+            outbox: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Returns true once the worker has nothing left to do here.
+    pub(crate) fn has_left(&self) -> bool {
+        self.state == WorkerState::Leaving
+    }
+
+    /// Returns what has happened so far.
+    pub(crate) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Takes the messages that wait to be sent.
+    pub(crate) fn take_outbox(&mut self) -> Vec<Outgoing> {
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// Gives up the inference thread, which then ends.
+    pub(crate) fn into_inference(self) -> Inference {
+        self.inference
+    }
+
+    /// Takes in one event.
+    ///
+    /// # Errors
+    /// [`CommandError`] if the inference thread has ended.
+    pub(crate) fn apply(&mut self, action: Action, now: Instant) -> Result<(), CommandError> {
+        match action {
+            Action::Step(incoming) => self.on_step(&incoming, now)?,
+            Action::Control(incoming) => self.on_control(incoming, now)?,
+            Action::Probe => self.announce(),
+            Action::Lost { told: true, .. } => {}
+            Action::Lost { subject, told: false } => self.on_lost(subject),
+            Action::Inference(event) => self.on_inference(event),
+            Action::Connection(event) => self.on_connection(event),
+            Action::Tick => {
+                self.expire_idle(now)?;
+                self.announce();
+            }
+            Action::Drain => self.move_on(WorkerState::Draining, now),
+            Action::Stop => self.leave(now),
+        }
+        self.leave_when_drained(now);
+        Ok(())
+    }
+
+    /// Ends the worker's work here, whatever runs.
+    pub(crate) fn leave(&mut self, now: Instant) {
+        self.move_on(WorkerState::Leaving, now);
+    }
+
+    /// Publishes the worker's state and load.
+    pub(crate) fn announce(&mut self) {
+        let announcement = WorkerAnnouncement {
+            version: MessageVersion::CURRENT,
+            worker: self.stage.worker.clone(),
+            model: self.stage.model.clone(),
+            fingerprint: self.stage.fingerprint.clone(),
+            stage: self.stage.index,
+            n_stages: self.stage.n_stages,
+            first_layer: self.stage.first_layer,
+            end_layer: self.stage.end_layer,
+            device: self.limits.device.clone(),
+            profile: self.limits.profile.clone(),
+            host: self.limits.host.clone(),
+            state: self.state,
+            interval_ms: u32::try_from(self.limits.announce_interval.as_millis())
+                .unwrap_or(u32::MAX),
+            load: self.load(),
+        };
+        let subject = self.stage.subjects.worker(self.stage.index, &self.stage.worker);
+        self.post(subject, &announcement);
+    }
+
+    fn on_step(&mut self, incoming: &Incoming, now: Instant) -> Result<(), CommandError> {
+        let asked = self.parse_reply(incoming.reply.as_deref());
+        let mut forward: Forward = match codec::decode(&incoming.payload) {
+            Ok(forward) => forward,
+            Err(error) => {
+                self.on_malformed(incoming, &error, "step message not decoded");
+                if let Some((head_subject, lost)) = asked {
+                    let lost = (lost.session, lost.epoch, lost.step);
+                    self.fault(&head_subject, lost, malformed(&error));
+                }
+                return Ok(());
+            }
+        };
+        let fits = check_message(&self.stage, &forward);
+        let mut first_row = 0;
+        for step in std::mem::take(&mut forward.steps) {
+            let rows = first_row..first_row + step.tokens.len();
+            first_row = rows.end;
+            let verdict = self.judge(&step, forward.from.as_ref(), &fits);
+            match verdict {
+                Ok(Some(route)) => {
+                    let hidden = forward
+                        .hidden
+                        .as_ref()
+                        .map(|tensor| hidden_rows(tensor, rows.start, rows.len()));
+                    let session = step.session;
+                    let job = Job { step, hidden, route, arrived: incoming.arrived };
+                    self.inference.send(Command::Run(job))?;
+                    self.sessions.advance(session, now);
+                }
+                Ok(None) => {
+                    self.counters.duplicates += 1;
+                    tracing::debug!(
+                        session_id = %step.session, stage_index = %self.stage.index,
+                        epoch = %step.epoch, step = %step.step, "step dropped, it ran already"
+                    );
+                }
+                Err(error) => self.refuse(&step, asked.as_ref(), error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides whether a step runs, and which way its result goes; `None` for a duplicate.
+    fn judge(
+        &self,
+        step: &Step,
+        from: Option<&WorkerId>,
+        fits: &Result<(), ErrorReply>,
+    ) -> Result<Option<Arc<Route>>, ErrorReply> {
+        let route = match self.sessions.admit(step, from) {
+            Admission::Duplicate => return Ok(None),
+            Admission::Refused(error) => return Err(error),
+            Admission::Run(route) => route,
+        };
+        fits.clone()?;
+        check_step(&self.stage, step)?;
+        let queued = self.inference.queued();
+        if queued >= self.limits.queue_capacity {
+            let wait_ms = f64::from(queued) * self.inference.load().decode_us / 1000.0;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a non-negative time, clamped below"
+            )]
+            let retry_after_ms = (wait_ms as u64).clamp(QUEUE_RETRY_MS.0, QUEUE_RETRY_MS.1);
+            return Err(ErrorReply {
+                class: ErrorClass::Overloaded,
+                message: format!("{queued} steps wait at stage {}", self.stage.index),
+                retry_after_ms: Some(retry_after_ms),
+            });
+        }
+        Ok(Some(route))
+    }
+
+    fn refuse(&mut self, step: &Step, asked: Option<&(String, LostStep)>, error: ErrorReply) {
+        self.counters.refused += 1;
+        tracing::info!(
+            session_id = %step.session, stage_index = %self.stage.index, epoch = %step.epoch,
+            step = %step.step, error = %error, "step refused"
+        );
+        // The sender's coordinator comes first: after a takeover it is the old one that must hear
+        // that it has been fenced off.
+        let head_subject = asked.map(|(subject, _)| subject.clone()).or_else(|| {
+            let coordinator = self.sessions.coordinator(step.session)?;
+            Some(self.stage.subjects.head(coordinator))
+        });
+        if let Some(head_subject) = head_subject {
+            self.fault(&head_subject, (step.session, step.epoch, step.step), error);
+        }
+    }
+
+    fn on_control(&mut self, incoming: Incoming, now: Instant) -> Result<(), CommandError> {
+        let control: Control = match codec::decode(&incoming.payload) {
+            Ok(control) => control,
+            Err(error) => {
+                self.on_malformed(&incoming, &error, "control message not decoded");
+                self.answer(incoming.reply, ControlOutcome::Failed(malformed(&error)));
+                return Ok(());
+            }
+        };
+        let outcome = match control.action {
+            ControlAction::Open(open) => match self.open(open, &incoming.reply, now)? {
+                Ok(()) => return Ok(()),
+                Err(error) => ControlOutcome::Failed(error),
+            },
+            ControlAction::Close(close) => self.close(&close)?,
+            ControlAction::Drain => {
+                self.move_on(WorkerState::Draining, now);
+                ControlOutcome::Draining
+            }
+            ControlAction::Stats => ControlOutcome::Stats(self.load()),
+        };
+        self.answer(incoming.reply, outcome);
+        Ok(())
+    }
+
+    /// Opens a session; the answer follows when the inference thread has done its part.
+    fn open(
+        &mut self,
+        open: Open,
+        reply: &Option<String>,
+        now: Instant,
+    ) -> Result<Result<(), ErrorReply>, CommandError> {
+        let n_opening: usize = self.opening.values().map(Vec::len).sum();
+        if n_opening >= self.limits.max_sessions {
+            return Ok(Err(ErrorReply {
+                class: ErrorClass::Overloaded,
+                message: format!("{n_opening} opens wait at stage {}", self.stage.index),
+                retry_after_ms: Some(RETRY_AFTER_MS),
+            }));
+        }
+        let accepting = self.state == WorkerState::Ready;
+        let opening = match self.sessions.open(&open, accepting, now) {
+            Ok(opening) => opening,
+            Err(error) => return Ok(Err(error)),
+        };
+        tracing::info!(
+            session_id = %open.session, stage_index = %self.stage.index, epoch = %open.epoch,
+            ?opening, "session opens"
+        );
+        let (session, epoch) = (open.session, open.epoch);
+        let (prompt, max_len) = (open.prompt, open.max_len);
+        self.inference.send(Command::Open { session, epoch, prompt, max_len })?;
+        self.opening.entry((session, epoch)).or_default().push(reply.clone());
+        Ok(Ok(()))
+    }
+
+    fn close(&mut self, close: &Close) -> Result<ControlOutcome, CommandError> {
+        Ok(match self.sessions.close(close) {
+            Ok(held) => {
+                if held {
+                    self.inference.send(Command::Close { session: close.session })?;
+                    tracing::info!(
+                        session_id = %close.session, stage_index = %self.stage.index,
+                        epoch = %close.epoch, "session closed"
+                    );
+                }
+                ControlOutcome::Closed
+            }
+            Err(error) => ControlOutcome::Failed(error),
+        })
+    }
+
+    /// Passes on that the next worker is gone: the broker tells it only to whoever sent the step.
+    fn on_lost(&mut self, subject: String) {
+        let Ok(Subject::Lost(_, lost)) = self.stage.subjects.parse(&subject) else { return };
+        self.counters.unheard += 1;
+        tracing::warn!(
+            session_id = %lost.session, stage_index = %self.stage.index, epoch = %lost.epoch,
+            step = %lost.step, "nobody hears the next worker"
+        );
+        self.outbox.push(Outgoing { subject, reply: None, payload: Bytes::new() });
+    }
+
+    fn on_inference(&mut self, event: InferenceEvent) {
+        match event {
+            InferenceEvent::Opened { session, epoch, outcome } => {
+                if outcome.is_err() {
+                    self.sessions.forget(session, epoch);
+                }
+                let outcome = match outcome {
+                    Ok(cached_len) => ControlOutcome::Opened { cached_len },
+                    Err(error) => ControlOutcome::Failed(error),
+                };
+                let Some(replies) = self.opening.get_mut(&(session, epoch)) else { return };
+                let reply = if replies.is_empty() { None } else { replies.remove(0) };
+                if replies.is_empty() {
+                    self.opening.remove(&(session, epoch));
+                }
+                self.answer(reply, outcome);
+            }
+            InferenceEvent::Lost { session, epoch } => self.sessions.forget(session, epoch),
+        }
+    }
+
+    /// Steps that were lost show as gaps in their numbers, so nothing is repaired here.
+    fn on_connection(&mut self, event: BusEvent) {
+        let stage_index = self.stage.index;
+        match event {
+            BusEvent::Connected => {
+                tracing::info!(%stage_index, "connected to the broker");
+                self.announce();
+            }
+            BusEvent::Disconnected => tracing::warn!(%stage_index, "connection to the broker lost"),
+            BusEvent::SlowConsumer => {
+                tracing::warn!(%stage_index, "messages dropped, this worker reads too slowly");
+            }
+            BusEvent::Missed(n) => tracing::warn!(%stage_index, n, "connection events missed"),
+            BusEvent::LameDuck => tracing::warn!(%stage_index, "the broker will end soon"),
+            BusEvent::PermissionViolation(text) => {
+                tracing::error!(%stage_index, text, "the broker forbids something to this worker");
+            }
+            BusEvent::ReconnectFailed(text) => tracing::debug!(%stage_index, text, "no broker yet"),
+            BusEvent::ServerError(text) => tracing::error!(%stage_index, text, "broker error"),
+            // The intake ends on these two.
+            BusEvent::AuthRefused | BusEvent::Closed => {}
+        }
+    }
+
+    fn expire_idle(&mut self, now: Instant) -> Result<(), CommandError> {
+        for session in self.sessions.take_idle(self.limits.session_idle, now) {
+            self.counters.expired += 1;
+            tracing::warn!(
+                session_id = %session, stage_index = %self.stage.index,
+                "session closed, nothing came for too long"
+            );
+            self.inference.send(Command::Close { session })?;
+        }
+        Ok(())
+    }
+
+    /// The only way to another state: forwards, announced, with a deadline for draining.
+    fn move_on(&mut self, to: WorkerState, now: Instant) {
+        match (self.state, to) {
+            (WorkerState::Ready, WorkerState::Draining) => {
+                self.drain_until = Some(now + self.limits.drain_deadline);
+            }
+            (WorkerState::Ready | WorkerState::Draining, WorkerState::Leaving) => {}
+            (
+                WorkerState::Ready | WorkerState::Draining | WorkerState::Leaving,
+                WorkerState::Ready | WorkerState::Draining | WorkerState::Leaving,
+            ) => return,
+        }
+        tracing::info!(
+            stage_index = %self.stage.index, n_sessions = self.sessions.len(), state = ?to,
+            "worker changes state"
+        );
+        self.state = to;
+        self.announce();
+    }
+
+    fn leave_when_drained(&mut self, now: Instant) {
+        if self.state != WorkerState::Draining {
+            return;
+        }
+        let expired = self.drain_until.is_some_and(|deadline| now >= deadline);
+        if expired && self.sessions.len() > 0 {
+            tracing::warn!(
+                stage_index = %self.stage.index, n_sessions = self.sessions.len(),
+                "drain deadline passed, the running sessions are left to recovery"
+            );
+        }
+        if expired || self.sessions.len() == 0 {
+            self.move_on(WorkerState::Leaving, now);
+        }
+    }
+
+    fn load(&self) -> WorkerLoad {
+        let load = self.inference.load();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "smoothed non-negative u32 measurements"
+        )]
+        let whole = |us: f64| us.round() as u32;
+        WorkerLoad {
+            n_sessions: u32_of(self.sessions.len()),
+            max_sessions: u32_of(self.limits.max_sessions),
+            queue_depth: self.inference.queued(),
+            kv_tokens: load.kv_tokens,
+            kv_bytes: load.kv_bytes,
+            steps_completed: load.steps_completed,
+            decode_us: whole(load.decode_us),
+            prefill_row_us: whole(load.prefill_row_us),
+        }
+    }
+
+    /// Reads who is to hear of a step's loss from the reply subject that every step carries.
+    fn parse_reply(&self, reply: Option<&str>) -> Option<(String, LostStep)> {
+        match self.stage.subjects.parse(reply?) {
+            Ok(Subject::Lost(coordinator, lost)) => {
+                Some((self.stage.subjects.head(&coordinator), lost))
+            }
+            Ok(_) | Err(_) => None,
+        }
+    }
+
+    fn on_malformed(&mut self, incoming: &Incoming, error: &CodecError, message: &'static str) {
+        self.counters.malformed += 1;
+        tracing::warn!(
+            stage_index = %self.stage.index, payload_bytes = incoming.payload.len(),
+            error = %error, "{message}"
+        );
+    }
+
+    fn answer(&mut self, reply: Option<String>, outcome: ControlOutcome) {
+        if let Some(subject) = reply {
+            self.post(subject, &ControlReply { version: MessageVersion::CURRENT, outcome });
+        }
+    }
+
+    fn fault(
+        &mut self,
+        head_subject: &str,
+        lost: (SessionId, Epoch, stagebus_schemas::ids::StepNumber),
+        error: ErrorReply,
+    ) {
+        match results::fault(&self.stage, head_subject, lost, error) {
+            Ok(message) => self.outbox.push(message),
+            Err(error) => tracing::error!(
+                stage_index = %self.stage.index, error = &error as &dyn std::error::Error,
+                "fault not encoded"
+            ),
+        }
+    }
+
+    fn post<M: Message>(&mut self, subject: String, message: &M) {
+        match codec::encode(message) {
+            Ok(payload) => {
+                self.outbox.push(Outgoing { subject, reply: None, payload: payload.into() });
+            }
+            Err(error) => tracing::error!(
+                stage_index = %self.stage.index, error = &error as &dyn std::error::Error,
+                "message not encoded"
+            ),
+        }
+    }
+}
+
+fn malformed(error: &CodecError) -> ErrorReply {
+    let class = if matches!(error, CodecError::Version { .. }) {
+        ErrorClass::VersionMismatch
+    } else {
+        ErrorClass::InvalidRequest
+    };
+    ErrorReply::new(class, error.to_string())
+}
+
+#[cfg(test)]
+mod tests;
