@@ -73,8 +73,8 @@ pub async fn run(args: CheckArgs, quiet: bool, stop: CancellationToken) -> anyho
     let mut report = CheckReport {
         equal: true,
         model: String::new(),
-        profile: args.profile.name().to_owned(),
-        engine: args.local.engine().name().to_owned(),
+        profile: args.profile.profile().to_string(),
+        engine: args.local.engine().kind().to_string(),
         workers_per_stage: args.local.workers_per_stage(),
         runs: Vec::new(),
     };

@@ -103,8 +103,8 @@ impl LocalArgs {
         spec.workers_per_stage = self.workers_per_stage;
         spec.settings = process.set.clone();
         let named = [
-            ("worker.profile", profile.map(|profile| profile.name().to_owned())),
-            ("worker.engine", self.engine.map(|engine| engine.name().to_owned())),
+            ("worker.profile", profile.map(|profile| profile.profile().to_string())),
+            ("worker.engine", self.engine.map(|engine| engine.kind().to_string())),
             ("worker.device", self.device.clone()),
             ("worker.threads", self.threads.map(|n| n.to_string())),
         ];
