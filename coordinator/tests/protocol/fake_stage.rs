@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 /// How a stage behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Behaviour {
+pub(crate) enum Behaviour {
     /// As it should.
     Good,
     /// Refuses every session for want of room.
@@ -35,8 +35,8 @@ pub enum Behaviour {
 }
 
 /// A running stage; it vanishes without a word when it is dropped.
-pub struct FakeStage {
-    pub worker: WorkerId,
+pub(crate) struct FakeStage {
+    pub(crate) worker: WorkerId,
     n_sessions: watch::Receiver<usize>,
     n_steps: watch::Receiver<usize>,
     stop: CancellationToken,
@@ -50,7 +50,7 @@ impl Drop for FakeStage {
 }
 
 impl FakeStage {
-    pub async fn start(url: &str, manifest: &Manifest, stage: usize, behaviour: Behaviour) -> Self {
+    pub(crate) async fn start(url: &str, manifest: &Manifest, stage: usize, behaviour: Behaviour) -> Self {
         let stage = StageIndex::new(u16::try_from(stage).unwrap());
         let worker = WorkerId::random(stage);
         let bus = Bus::connect(BusOptions::new(url, worker.as_str())).await.unwrap();
@@ -80,27 +80,27 @@ impl FakeStage {
     }
 
     /// Waits until the stage holds no session.
-    pub async fn idle(&mut self) {
+    pub(crate) async fn idle(&mut self) {
         self.n_sessions.wait_for(|n| *n == 0).await.unwrap();
     }
 
     /// Waits until the stage holds `n` sessions.
-    pub async fn holds(&mut self, n: usize) {
+    pub(crate) async fn holds(&mut self, n: usize) {
         self.n_sessions.wait_for(|held| *held == n).await.unwrap();
     }
 
     /// Waits until the stage has seen `n` steps.
-    pub async fn has_run(&mut self, n: usize) {
+    pub(crate) async fn has_run(&mut self, n: usize) {
         self.n_steps.wait_for(|seen| *seen >= n).await.unwrap();
     }
 
     /// Steps seen so far.
-    pub fn n_steps(&self) -> usize {
+    pub(crate) fn n_steps(&self) -> usize {
         *self.n_steps.borrow()
     }
 
     /// Vanishes without a word, and waits until the broker knows.
-    pub async fn vanish(mut self) {
+    pub(crate) async fn vanish(mut self) {
         self.stop.cancel();
         while self._tasks.join_next().await.is_some() {}
     }
@@ -222,7 +222,8 @@ impl Inner {
                 let error = ErrorReply::new(ErrorClass::Internal, "broken on purpose");
                 let (session, epoch, number) = (step.session, step.epoch, step.step);
                 let fault = StepFault { session, epoch, step: number, error };
-                return self.send_head(&held.coordinator.clone(), Vec::new(), vec![fault]).await;
+                let coordinator = held.coordinator.clone();
+                return self.send_head(&coordinator, Vec::new(), vec![fault]).await;
             }
             Behaviour::Good | Behaviour::Full => {}
         }

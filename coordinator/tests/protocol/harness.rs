@@ -25,18 +25,18 @@ use crate::shard_set;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A broker with clients.
-pub struct Bed {
-    pub broker: LocalBroker,
-    pub folder: TempDir,
-    pub manifest: Manifest,
-    pub model: TestModel,
-    pub text: TextModel,
-    pub subjects: Subjects,
-    pub bus: Bus,
+pub(crate) struct Bed {
+    pub(crate) broker: LocalBroker,
+    pub(crate) folder: TempDir,
+    pub(crate) manifest: Manifest,
+    pub(crate) model: TestModel,
+    pub(crate) text: TextModel,
+    pub(crate) subjects: Subjects,
+    pub(crate) bus: Bus,
 }
 
 impl Bed {
-    pub async fn new(n_stages: usize) -> Self {
+    pub(crate) async fn new(n_stages: usize) -> Self {
         let broker = LocalBroker::start(BrokerOptions::default()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let manifest = shard_set::write(folder.path(), n_stages);
@@ -52,7 +52,7 @@ impl Bed {
     }
 
     /// Starts `per_stage` good workers of every stage.
-    pub async fn stages(&self, per_stage: usize) -> Vec<FakeStage> {
+    pub(crate) async fn stages(&self, per_stage: usize) -> Vec<FakeStage> {
         let mut stages = Vec::new();
         for stage in 0..self.manifest.n_stages() {
             for _ in 0..per_stage {
@@ -62,15 +62,15 @@ impl Bed {
         stages
     }
 
-    pub async fn stage(&self, stage: usize, behaviour: Behaviour) -> FakeStage {
+    pub(crate) async fn stage(&self, stage: usize, behaviour: Behaviour) -> FakeStage {
         FakeStage::start(&self.broker.url(), &self.manifest, stage, behaviour).await
     }
 
-    pub async fn coordinator(&self, settings: CoordinatorSettings) -> Running {
+    pub(crate) async fn coordinator(&self, settings: CoordinatorSettings) -> Running {
         self.coordinator_that_waits(settings, false).await.ready().await
     }
 
-    pub async fn coordinator_that_waits(
+    pub(crate) async fn coordinator_that_waits(
         &self,
         settings: CoordinatorSettings,
         wait_for_workers: bool,
@@ -87,24 +87,28 @@ impl Bed {
         let stop = shutdown.clone();
         tasks.spawn(async move {
             run(config, stop, |_| {
-                // A test that no longer waits has failed already.
-                drop(tell.send(()));
+                tell.send(()).unwrap();
             })
             .await
         });
         Starting { ready, running: Running { shutdown, tasks } }
     }
 
-    pub async fn ask(&self, request: &PromptRequest) -> Answer {
+    pub(crate) async fn ask(&self, request: &PromptRequest) -> Answer {
         Answer::read(self.send(request).await).await
     }
 
-    pub async fn send(&self, request: &PromptRequest) -> EventStream {
+    pub(crate) async fn send(&self, request: &PromptRequest) -> EventStream {
         self.bus.prompt(&self.subjects.prompt(), request, PATIENCE).await.unwrap()
     }
 
+    /// A prompt after which no end token comes for `n` tokens.
+    pub(crate) fn prompt_with_long_answer(&self, n: usize) -> Vec<u32> {
+        (0..).map(|n| vec![n]).find(|prompt| self.expected(prompt, n).len() == n).unwrap()
+    }
+
     /// Tokens that greedy decoding gives, up to and with an end token.
-    pub fn expected(&self, prompt: &[u32], n: usize) -> Vec<u32> {
+    pub(crate) fn expected(&self, prompt: &[u32], n: usize) -> Vec<u32> {
         let mut tokens = self.model.expected(prompt, n);
         if let Some(end) = tokens.iter().position(|token| *token == shard_set::END) {
             tokens.truncate(end + 1);
@@ -114,27 +118,27 @@ impl Bed {
 }
 
 /// A coordinator that may not be ready.
-pub struct Starting {
-    pub ready: oneshot::Receiver<()>,
+pub(crate) struct Starting {
+    pub(crate) ready: oneshot::Receiver<()>,
     running: Running,
 }
 
 impl Starting {
-    pub async fn ready(self) -> Running {
+    pub(crate) async fn ready(self) -> Running {
         tokio::time::timeout(PATIENCE, self.ready).await.unwrap().unwrap();
         self.running
     }
 }
 
 /// A coordinator that is ready.
-pub struct Running {
-    pub shutdown: CancellationToken,
+pub(crate) struct Running {
+    pub(crate) shutdown: CancellationToken,
     tasks: JoinSet<Result<(), CoordinatorError>>,
 }
 
 impl Running {
     /// Asks for the end and waits for it.
-    pub async fn end(mut self) -> Result<(), CoordinatorError> {
+    pub(crate) async fn end(mut self) -> Result<(), CoordinatorError> {
         self.shutdown.cancel();
         tokio::time::timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap()
     }
@@ -142,17 +146,17 @@ impl Running {
 
 /// All events of one request.
 #[derive(Debug, Default)]
-pub struct Answer {
-    pub n_accepted: usize,
-    pub n_token_events: usize,
-    pub text: String,
-    pub tokens: Vec<u32>,
-    pub done: Option<(FinishReason, Usage)>,
-    pub error: Option<(ErrorClass, String, Option<u64>)>,
+pub(crate) struct Answer {
+    pub(crate) n_accepted: usize,
+    pub(crate) n_token_events: usize,
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) done: Option<(FinishReason, Usage)>,
+    pub(crate) error: Option<(ErrorClass, String, Option<u64>)>,
 }
 
 impl Answer {
-    pub async fn read(mut stream: EventStream) -> Self {
+    pub(crate) async fn read(mut stream: EventStream) -> Self {
         let mut answer = Self::default();
         while let Some(event) = stream.next().await.unwrap() {
             answer.add(event);
@@ -160,7 +164,7 @@ impl Answer {
         answer
     }
 
-    pub fn add(&mut self, event: Event) {
+    pub(crate) fn add(&mut self, event: Event) {
         match event {
             Event::Accepted { .. } => self.n_accepted += 1,
             Event::Token { text, tokens, .. } => {
@@ -179,17 +183,17 @@ impl Answer {
         }
     }
 
-    pub fn class(&self) -> Option<ErrorClass> {
+    pub(crate) fn class(&self) -> Option<ErrorClass> {
         self.error.as_ref().map(|(class, _, _)| *class)
     }
 
-    pub fn finish_reason(&self) -> Option<FinishReason> {
+    pub(crate) fn finish_reason(&self) -> Option<FinishReason> {
         self.done.as_ref().map(|(reason, _)| *reason)
     }
 }
 
 /// A request for tokens after tokens.
-pub fn tokens(prompt: &[u32], max_tokens: u32) -> PromptRequest {
+pub(crate) fn tokens(prompt: &[u32], max_tokens: u32) -> PromptRequest {
     PromptRequest {
         tokens: Some(prompt.to_vec()),
         max_tokens: Some(max_tokens),

@@ -5,43 +5,22 @@ mod shard_set;
 
 mod fake_stage;
 mod harness;
+mod workers;
 
 use std::time::Duration;
 
-use stagebus_bus::{Bus, BusOptions};
 use stagebus_coordinator::{CoordinatorError, CoordinatorSettings};
 use stagebus_schemas::codec::{ContentType, decode_public, encode_public};
 use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::ids::RequestId;
 use stagebus_schemas::messages::fleet::CoordinatorAnnouncement;
 use stagebus_schemas::messages::public::{ChatMessage, Event, FinishReason, PromptRequest};
-use tokio::task::JoinSet;
 
 use fake_stage::Behaviour;
 use harness::{Answer, Bed, tokens};
 
 fn defaults() -> CoordinatorSettings {
     CoordinatorSettings::default()
-}
-
-#[tokio::test]
-async fn one_two_and_three_stages_give_the_models_tokens() {
-    for n_stages in 1..=3 {
-        let bed = Bed::new(n_stages).await;
-        let mut stages = bed.stages(1).await;
-        let coordinator =
-            bed.coordinator(CoordinatorSettings { prefill_chunk: 16, ..defaults() }).await;
-        let prompt: Vec<u32> = (0..100).collect();
-        let answer = bed.ask(&tokens(&prompt, 40)).await;
-        assert_eq!(answer.tokens, bed.expected(&prompt, 40), "{n_stages} stages");
-        let (_, usage) = answer.done.unwrap();
-        assert_eq!((answer.n_accepted, usage.prompt_tokens), (1, 100));
-        assert_eq!(usage.completion_tokens as usize, answer.tokens.len());
-        for stage in &mut stages {
-            stage.idle().await;
-        }
-        coordinator.end().await.unwrap();
-    }
 }
 
 #[tokio::test]
@@ -70,24 +49,6 @@ async fn text_and_chat_prompts_give_text() {
         assert_eq!(answer.text, bed.text.decode(&answer.tokens));
         assert_eq!(answer.n_token_events == 0, request.stream == Some(false));
     }
-}
-
-#[tokio::test]
-async fn many_sessions_on_two_workers_per_stage_all_finish_right() {
-    let bed = Bed::new(2).await;
-    let stages = bed.stages(2).await;
-    let _coordinator = bed.coordinator(CoordinatorSettings { max_sessions: 8, ..defaults() }).await;
-    let mut clients = JoinSet::new();
-    for client in 0..20 {
-        let prompt: Vec<u32> = (client..client + 10).collect();
-        let expected = bed.expected(&prompt, 25);
-        let stream = bed.send(&tokens(&prompt, 25)).await;
-        clients.spawn(async move { assert_eq!(Answer::read(stream).await.tokens, expected) });
-    }
-    while let Some(client) = clients.join_next().await {
-        client.unwrap();
-    }
-    assert!(stages.iter().all(|stage| stage.n_steps() > 0), "every worker had sessions");
 }
 
 #[tokio::test]
@@ -147,8 +108,7 @@ async fn cancel_ends_the_stream_and_frees_every_stage() {
     let mut stages = bed.stages(1).await;
     let _coordinator = bed.coordinator(defaults()).await;
     let request_id = RequestId::new("mine").unwrap();
-    // A prompt whose answer goes on for long enough.
-    let prompt = (0..).map(|n| [n]).find(|prompt| bed.expected(prompt, 400).len() == 400).unwrap();
+    let prompt = bed.prompt_with_long_answer(400);
     let request = PromptRequest { request_id: Some(request_id.clone()), ..tokens(&prompt, 400) };
     let mut stream = bed.send(&request).await;
     let mut answer = Answer::default();
@@ -180,10 +140,24 @@ async fn a_late_worker_is_used_and_without_one_the_client_hears_why() {
     assert_eq!(answer.class(), Some(ErrorClass::StageUnavailable));
     coordinator.end().await.unwrap();
 
-    let starting = bed.coordinator_that_waits(defaults(), true).await;
+    let _coordinator = bed.coordinator(defaults()).await;
     let stream = bed.send(&tokens(&[1], 3)).await;
     let _second = bed.stage(1, Behaviour::Good).await;
     assert_eq!(Answer::read(stream).await.tokens, bed.expected(&[1], 3));
+}
+
+#[tokio::test]
+async fn a_coordinator_may_wait_for_workers_before_it_is_ready() {
+    let bed = Bed::new(2).await;
+    let mut fleet = bed.bus.subscribe(&bed.subjects.fleet_all()).await.unwrap();
+    let mut starting = bed.coordinator_that_waits(defaults(), true).await;
+    // One announcement at the start and one after its own probe.
+    for _ in 0..2 {
+        fleet.next().await.unwrap().decode::<CoordinatorAnnouncement>().unwrap();
+    }
+    let _first = bed.stage(0, Behaviour::Good).await;
+    assert!(starting.ready.try_recv().is_err());
+    let _second = bed.stage(1, Behaviour::Good).await;
     starting.ready().await.end().await.unwrap();
 }
 
@@ -210,8 +184,7 @@ async fn a_dead_worker_of_any_stage_is_noticed_at_its_next_step() {
         let bed = Bed::new(2).await;
         let mut stages = bed.stages(1).await;
         let _coordinator = bed.coordinator(defaults()).await;
-        let prompt =
-            (0..).map(|n| [n]).find(|prompt| bed.expected(prompt, 400).len() == 400).unwrap();
+        let prompt = bed.prompt_with_long_answer(400);
         let mut stream = bed.send(&tokens(&prompt, 400)).await;
         let mut answer = Answer::default();
         while answer.n_token_events == 0 {
@@ -265,7 +238,7 @@ async fn at_shutdown_running_requests_finish_and_new_ones_go_elsewhere() {
     let bed = Bed::new(1).await;
     let _stages = bed.stages(1).await;
     let first = bed.coordinator(defaults()).await;
-    let prompt = (0..).map(|n| [n]).find(|prompt| bed.expected(prompt, 400).len() == 400).unwrap();
+    let prompt = bed.prompt_with_long_answer(400);
     let mut stream = bed.send(&tokens(&prompt, 400)).await;
     assert!(matches!(stream.next().await.unwrap(), Some(Event::Accepted { .. })));
     let _second = bed.coordinator(defaults()).await;
@@ -295,27 +268,4 @@ async fn requests_that_do_not_end_in_time_are_cut_off_at_shutdown() {
     assert!(matches!(outcome, Err(CoordinatorError::DrainDeadline { n_sessions: 1 })));
     assert_eq!(Answer::read(stream).await.class(), Some(ErrorClass::StageUnavailable));
     mute.idle().await;
-}
-
-#[tokio::test]
-async fn after_a_restart_of_the_broker_requests_are_served() {
-    let mut bed = Bed::new(2).await;
-    let _stages = bed.stages(1).await;
-    let _coordinator = bed.coordinator(defaults()).await;
-    assert_eq!(bed.ask(&tokens(&[1], 3)).await.tokens, bed.expected(&[1], 3));
-    bed.broker.restart().await.unwrap();
-    bed.bus = Bus::connect(BusOptions::new(bed.broker.url(), "client")).await.unwrap();
-    // Until the coordinator is back, nobody listens.
-    let subject = bed.subjects.prompt();
-    let answer = loop {
-        let mut stream = bed.send(&tokens(&[1], 3)).await;
-        match stream.next().await {
-            Ok(Some(Event::Accepted { .. })) => break Answer::read(stream).await,
-            Ok(Some(Event::Error { class: ErrorClass::StageUnavailable, .. })) => {}
-            Ok(other) => panic!("{other:?} on {subject}"),
-            Err(stagebus_bus::StreamError::NoResponders { .. }) => {}
-            Err(error) => panic!("{error}"),
-        }
-    };
-    assert_eq!(answer.tokens, bed.expected(&[1], 3));
 }

@@ -7,23 +7,23 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use stagebus_shards::Manifest;
 use stagebus_shards::manifest::{
-    FORMAT_VERSION, FileEntry, MANIFEST_FILE, ModelDims, StageEntry, TextFiles, WeightMode,
+    FORMAT_VERSION, FileEntry, MANIFEST_FILE, ModelDims, StageEntry, WeightMode,
 };
 use stagebus_shards::text::{CHAT_TEMPLATE_FILE, TOKENIZER_FILE};
 
 /// The token that starts a message.
-pub const START: u32 = 256;
+pub(crate) const START: u32 = 256;
 /// The token that ends the text.
-pub const END: u32 = 257;
+pub(crate) const END: u32 = 257;
 /// Number of tokens.
-pub const VOCAB_SIZE: usize = 258;
+pub(crate) const VOCAB_SIZE: usize = 258;
 /// Longest sequence.
-pub const CONTEXT: usize = 512;
+pub(crate) const CONTEXT: usize = 512;
 /// Layers of the model.
 const N_LAYERS: usize = 6;
 
 /// Writes the files of a shard set with `n_stages` stages; the stage files are no graphs.
-pub fn write(dir: &Path, n_stages: usize) -> Manifest {
+pub(crate) fn write(dir: &Path, n_stages: usize) -> Manifest {
     let template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}<s>";
     let mut manifest = Manifest {
         format_version: FORMAT_VERSION,
@@ -44,10 +44,10 @@ pub fn write(dir: &Path, n_stages: usize) -> Manifest {
         bos_id: None,
         eos_ids: vec![END],
         stages: (0..n_stages).map(|stage| stage_entry(dir, stage, n_stages)).collect(),
-        text: TextFiles {
-            tokenizer: file(dir, TOKENIZER_FILE, &tokenizer().to_string()),
-            chat_template: Some(file(dir, CHAT_TEMPLATE_FILE, template)),
-        },
+        text_files: vec![
+            file(dir, TOKENIZER_FILE, &tokenizer().to_string()),
+            file(dir, CHAT_TEMPLATE_FILE, template),
+        ],
     };
     manifest.fingerprint = manifest.content_fingerprint();
     fs::write(dir.join(MANIFEST_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();

@@ -1,0 +1,172 @@
+//! The coordinator with real workers, which run the toy model instead of OpenVINO.
+
+use stagebus_bus::{Bus, BusOptions, StreamError};
+use stagebus_coordinator::CoordinatorSettings;
+use stagebus_schemas::error::ErrorClass;
+use stagebus_schemas::messages::public::Event;
+use stagebus_settings::BrokerSettings;
+use stagebus_worker::{EngineChoice, WorkerConfig, WorkerError, WorkerSettings};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use crate::harness::{Answer, Bed, tokens};
+
+/// A worker that is ready.
+struct Worker {
+    shutdown: stagebus_worker::Shutdown,
+    tasks: JoinSet<Result<(), WorkerError>>,
+}
+
+impl Worker {
+    async fn start(bed: &Bed, stage: usize, change: impl FnOnce(&mut WorkerSettings)) -> Self {
+        let mut settings = WorkerSettings {
+            shards: bed.folder.path().to_owned(),
+            stage: Some(u16::try_from(stage).unwrap()),
+            engine: EngineChoice::Test,
+            ..WorkerSettings::default()
+        };
+        change(&mut settings);
+        let broker = BrokerSettings { url: bed.broker.url(), ..BrokerSettings::default() };
+        let shutdown = stagebus_worker::Shutdown::new();
+        let (tell, ready) = oneshot::channel();
+        let mut tasks = JoinSet::new();
+        let stop = shutdown.clone();
+        tasks.spawn(async move {
+            stagebus_worker::run(WorkerConfig { broker, settings }, stop, |_| {
+                tell.send(()).unwrap();
+            })
+            .await
+        });
+        ready.await.unwrap();
+        Self { shutdown, tasks }
+    }
+
+    async fn end(mut self) {
+        self.tasks.join_next().await.unwrap().unwrap().unwrap();
+    }
+}
+
+async fn workers(bed: &Bed, per_stage: usize) -> Vec<Worker> {
+    let mut workers = Vec::new();
+    for stage in 0..bed.manifest.n_stages() {
+        for _ in 0..per_stage {
+            workers.push(Worker::start(bed, stage, |_| {}).await);
+        }
+    }
+    workers
+}
+
+fn small_chunks() -> CoordinatorSettings {
+    CoordinatorSettings { prefill_chunk: 16, ..CoordinatorSettings::default() }
+}
+
+#[tokio::test]
+async fn one_two_and_three_stages_give_the_models_tokens() {
+    for n_stages in 1..=3 {
+        let bed = Bed::new(n_stages).await;
+        let workers = workers(&bed, 1).await;
+        let coordinator = bed.coordinator(small_chunks()).await;
+        let prompt: Vec<u32> = (0..100).collect();
+        let answer = bed.ask(&tokens(&prompt, 40)).await;
+        assert_eq!(answer.tokens, bed.expected(&prompt, 40), "{n_stages} stages");
+        let (_, usage) = answer.done.unwrap();
+        assert_eq!((answer.n_accepted, usage.prompt_tokens), (1, 100));
+        assert_eq!(usage.completion_tokens as usize, answer.tokens.len());
+        coordinator.end().await.unwrap();
+        // A worker that still held a session would wait for it.
+        for worker in workers {
+            worker.shutdown.drain.cancel();
+            worker.end().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn many_sessions_on_two_workers_per_stage_all_finish_right() {
+    let bed = Bed::new(2).await;
+    let _workers = workers(&bed, 2).await;
+    let settings = CoordinatorSettings { max_sessions: 12, ..small_chunks() };
+    let _coordinator = bed.coordinator(settings).await;
+    let mut clients = JoinSet::new();
+    for client in 0..20 {
+        let prompt: Vec<u32> = (client..client + 40).collect();
+        let expected = bed.expected(&prompt, 25);
+        let stream = bed.send(&tokens(&prompt, 25)).await;
+        clients.spawn(async move { assert_eq!(Answer::read(stream).await.tokens, expected) });
+    }
+    while let Some(client) = clients.join_next().await {
+        client.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_leaves_or_fails_ends_its_sessions_and_another_takes_over() {
+    for fails in [false, true] {
+        let bed = Bed::new(2).await;
+        let _first = Worker::start(&bed, 0, |_| {}).await;
+        let second = Worker::start(&bed, 1, |settings| {
+            settings.drain_ms = 0;
+            settings.test.faults.extend(fails.then(|| "fail@7".to_owned()));
+        })
+        .await;
+        let _coordinator = bed.coordinator(small_chunks()).await;
+        let prompt = bed.prompt_with_long_answer(400);
+        let mut stream = bed.send(&tokens(&prompt, 400)).await;
+        let mut answer = Answer::default();
+        while answer.n_token_events == 0 {
+            answer.add(stream.next().await.unwrap().unwrap());
+        }
+        if !fails {
+            second.shutdown.drain.cancel();
+        }
+        while let Some(event) = stream.next().await.unwrap() {
+            answer.add(event);
+        }
+        let class = if fails { ErrorClass::Internal } else { ErrorClass::StageUnavailable };
+        assert_eq!(answer.class(), Some(class), "{:?}", answer.error);
+        assert!(bed.expected(&prompt, 400).starts_with(&answer.tokens));
+        if !fails {
+            second.end().await;
+            let _third = Worker::start(&bed, 1, |_| {}).await;
+            assert_eq!(bed.ask(&tokens(&[1], 3)).await.tokens, bed.expected(&[1], 3));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_draining_worker_finishes_its_sessions_and_gets_no_new_ones() {
+    let bed = Bed::new(1).await;
+    let first = Worker::start(&bed, 0, |_| {}).await;
+    let _coordinator = bed.coordinator(small_chunks()).await;
+    let prompt = bed.prompt_with_long_answer(400);
+    let mut stream = bed.send(&tokens(&prompt, 400)).await;
+    assert!(matches!(stream.next().await.unwrap(), Some(Event::Accepted { .. })));
+    first.shutdown.drain.cancel();
+    let _second = Worker::start(&bed, 0, |_| {}).await;
+    assert_eq!(bed.ask(&tokens(&[1], 3)).await.tokens, bed.expected(&[1], 3));
+    assert_eq!(Answer::read(stream).await.tokens, bed.expected(&prompt, 400));
+    first.end().await;
+}
+
+#[tokio::test]
+async fn after_a_restart_of_the_broker_requests_are_served() {
+    let mut bed = Bed::new(2).await;
+    let _workers = workers(&bed, 1).await;
+    let _coordinator = bed.coordinator(small_chunks()).await;
+    assert_eq!(bed.ask(&tokens(&[1], 3)).await.tokens, bed.expected(&[1], 3));
+    bed.broker.restart().await.unwrap();
+    bed.bus = Bus::connect(BusOptions::new(bed.broker.url(), "client")).await.unwrap();
+    // Until the coordinator is back, nobody listens.
+    let subject = bed.subjects.prompt();
+    let answer = loop {
+        let mut stream = bed.send(&tokens(&[1], 3)).await;
+        match stream.next().await {
+            Ok(Some(Event::Accepted { .. })) => break Answer::read(stream).await,
+            Ok(Some(Event::Error { class: ErrorClass::StageUnavailable, .. })) => {}
+            Ok(other) => panic!("{other:?} on {subject}"),
+            Err(StreamError::NoResponders { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(answer.tokens, bed.expected(&[1], 3));
+}
