@@ -340,10 +340,131 @@ fn check_file_name(name: &str) -> Result<(), ManifestError> {
 
 /// Lower-case hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    use fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String cannot fail.
-        write!(text, "{byte:02x}").ok();
-        text
-    })
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str) -> FileEntry {
+        FileEntry { name: name.to_owned(), bytes: 1, sha256: "00".repeat(32) }
+    }
+
+    fn manifest() -> Manifest {
+        let stage = |index, first_layer, end_layer| StageEntry {
+            index,
+            first_layer,
+            end_layer,
+            cost_share: 0.5,
+            xml: file(&format!("stage-{index}.xml")),
+            bin: file(&format!("stage-{index}.bin")),
+        };
+        let mut manifest = Manifest {
+            format_version: FORMAT_VERSION,
+            model: "tiny".to_owned(),
+            architecture: "llama".to_owned(),
+            fingerprint: String::new(),
+            source: "tiny.gguf".to_owned(),
+            weights: WeightMode::Exact,
+            dims: ModelDims {
+                n_layers: 3,
+                hidden_dim: 64,
+                n_heads: 2,
+                n_kv_heads: 1,
+                head_dim: 32,
+                vocab_size: 100,
+                context_length: 128,
+            },
+            bos_id: Some(1),
+            eos_ids: vec![2],
+            stages: vec![stage(0, 0, 1), stage(1, 1, 3)],
+            text_files: vec![file("tokenizer.json")],
+        };
+        manifest.fingerprint = manifest.content_fingerprint();
+        manifest
+    }
+
+    /// Changes a valid manifest, keeps its fingerprint right, and validates it.
+    fn changed(change: impl FnOnce(&mut Manifest)) -> Result<(), ManifestError> {
+        let mut manifest = manifest();
+        change(&mut manifest);
+        manifest.fingerprint = manifest.content_fingerprint();
+        manifest.validate()
+    }
+
+    #[test]
+    fn json_gives_the_same_manifest_back_and_refuses_unknown_fields() {
+        let manifest = manifest();
+        manifest.validate().unwrap();
+        let json = serde_json::to_string(&manifest).unwrap();
+        assert_eq!(serde_json::from_str::<Manifest>(&json).unwrap(), manifest);
+        let more = json.replacen('{', "{\"extra\":1,", 1);
+        assert!(serde_json::from_str::<Manifest>(&more).is_err());
+    }
+
+    #[test]
+    fn wrong_manifests_are_refused_by_field() {
+        use ManifestError as E;
+        assert!(matches!(changed(|m| m.format_version = 2), Err(E::Version { found: 2, .. })));
+        assert!(matches!(changed(|m| m.model = "a.b".to_owned()), Err(E::ModelName { .. })));
+        assert!(matches!(changed(|m| m.stages.clear()), Err(E::StagesIncomplete { .. })));
+        let gap = changed(|m| m.stages[1].first_layer = 2);
+        assert!(matches!(gap, Err(E::Stages { stage: 1, .. })));
+        let empty = changed(|m| m.stages[0].end_layer = 0);
+        assert!(matches!(empty, Err(E::Stages { stage: 0, .. })));
+        let short = changed(|m| m.stages[1].end_layer = 2);
+        assert!(matches!(short, Err(E::StagesIncomplete { end_layer: 2, .. })));
+        for name in ["../x", "a/b", "", ".", "..", "a\\b", "C:x", MANIFEST_FILE] {
+            let escaping = changed(|m| m.stages[0].bin.name = name.to_owned());
+            assert!(matches!(escaping, Err(E::FileName { .. })), "{name}");
+        }
+    }
+
+    #[test]
+    fn fingerprints_follow_content_but_not_names() {
+        let same = |change: fn(&mut Manifest)| {
+            let (before, mut after) = (manifest(), manifest());
+            change(&mut after);
+            before.content_fingerprint() == after.content_fingerprint()
+        };
+        assert!(same(|m| m.model = "other".to_owned()));
+        assert!(same(|m| m.source = "other.gguf".to_owned()));
+        assert!(!same(|m| m.stages[0].bin.sha256 = "11".repeat(32)));
+        assert!(!same(|m| m.weights = WeightMode::Compact));
+        assert!(!same(|m| m.dims.context_length += 1));
+        assert!(!same(|m| m.eos_ids.push(3)));
+        let mut manifest = manifest();
+        manifest.fingerprint = "00".repeat(32);
+        assert!(matches!(manifest.validate(), Err(ManifestError::Fingerprint { .. })));
+    }
+
+    #[test]
+    fn names_become_subject_tokens() {
+        let check = |text: &str, expected: &str| {
+            let name = model_name_from(text);
+            assert_eq!(name, expected);
+            check_model_name(&name).unwrap();
+        };
+        check("SmolLM2-135M-Instruct.Q4_1", "smollm2-135m-instruct-q4_1");
+        check("Meta Llama 3.1 (8B)", "meta-llama-3-1-8b");
+        check("模型", "model");
+        check("--a--", "a");
+        check(&"x".repeat(200), &"x".repeat(MAX_MODEL_NAME_BYTES));
+        check("", "model");
+        for bad in ["", "a.b", "A", "a b", "a*", "é"] {
+            assert!(check_model_name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn weight_modes_have_one_spelling() {
+        for mode in WeightMode::ALL {
+            assert_eq!(mode.as_str().parse::<WeightMode>().unwrap(), mode);
+            assert_eq!(serde_json::to_string(&mode).unwrap(), format!("\"{mode}\""));
+        }
+        assert!(matches!("Exact".parse::<WeightMode>(), Err(ManifestError::WeightMode { .. })));
+    }
 }

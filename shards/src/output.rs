@@ -69,7 +69,7 @@ impl OutputDir {
             sync_dir(parent).map_err(|source| io_error(parent, source))?;
         }
         // The folder has moved: there is nothing left to remove under its temporary name.
-        let _: PathBuf = temporary.keep();
+        drop(temporary.keep());
         if let Some((aside, _)) = replaced {
             aside.close().map_err(|source| io_error(&target, source))?;
         }

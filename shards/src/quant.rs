@@ -206,3 +206,6 @@ fn codes_q6k(block: &[u8], codes: &mut [i8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

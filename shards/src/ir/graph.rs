@@ -158,3 +158,6 @@ pub(super) fn shape_text(dims: &[Dim]) -> String {
         dims.iter().map(|dim| dim.map_or_else(|| "?".to_owned(), |dim| dim.to_string())).collect();
     texts.join(",")
 }
+
+#[cfg(test)]
+mod evaluate;

@@ -83,7 +83,8 @@ impl LlamaConfig {
                 "a divisor of llama.attention.head_count",
             ));
         }
-        if self.rotary_dim == 0 || self.rotary_dim % 2 != 0 || self.rotary_dim > head_dim {
+        if self.rotary_dim == 0 || !self.rotary_dim.is_multiple_of(2) || self.rotary_dim > head_dim
+        {
             return Err(unsupported(
                 "llama.rope.dimension_count",
                 self.rotary_dim,

@@ -54,7 +54,7 @@ fn store_plain(graph: &mut Graph, rows: &Rows<'_>, element: ElementType) -> io::
 }
 
 fn store_grouped(graph: &mut Graph, rows: &Rows<'_>, grouped: Grouped) -> io::Result<Stored> {
-    let Grouped { format, coding, code, scale } = grouped;
+    let Grouped { format, coding, code, scale } = without_rounding(rows, grouped);
     let group_len = format.group_len();
     let (n_rows, n_cols) = (rows.n_rows() as u64, rows.n_cols() as u64);
     let n_groups = n_cols / group_len as u64;
@@ -92,6 +92,20 @@ fn store_grouped(graph: &mut Graph, rows: &Rows<'_>, grouped: Grouped) -> io::Re
         Coding::Same | Coding::ZeroPoint | Coding::Recoded => None,
     };
     Ok(Stored { weights, correction })
+}
+
+/// Leaves codes as they are where centring them would round a correction.
+///
+/// `offset + shift * scale` is exact in f32 unless the two differ by many powers of two, which
+/// real models rarely do; the offset alone is always exact.
+fn without_rounding(rows: &Rows<'_>, grouped: Grouped) -> Grouped {
+    let Coding::Centred { shift } = grouped.coding else { return grouped };
+    let mut coder = RowCoder::new(grouped.format, rows.n_cols());
+    if rows.iter().all(|row| coder.corrections_are_exact(row, shift)) {
+        return grouped;
+    }
+    let code = if grouped.code == ElementType::I4 { ElementType::U4 } else { grouped.code };
+    Grouped { coding: Coding::Centred { shift: 0 }, code, ..grouped }
 }
 
 /// Writes one constant: what `encode` makes of every row.
@@ -217,6 +231,16 @@ impl RowCoder {
         }
     }
 
+    /// Whether no correction of a row is rounded in f32.
+    fn corrections_are_exact(&mut self, row: &[u8], shift: i8) -> bool {
+        self.decode_scales(row);
+        self.scales.iter().zip(&self.offsets).all(|(scale, offset)| {
+            let rounded = offset + f32::from(shift) * scale;
+            let exact = f64::from(*offset) + f64::from(shift) * f64::from(*scale);
+            f64::from(rounded).to_bits() == exact.to_bits()
+        })
+    }
+
     /// The corrections of a row, f32: what is left of the offsets when codes are centred.
     pub(crate) fn corrections(&mut self, row: &[u8], shift: i8, out: &mut Vec<u8>) {
         self.decode_scales(row);
@@ -233,3 +257,6 @@ fn pack_nibbles(codes: &[i8], out: &mut Vec<u8>) {
         (pair[0] as u8 & 0x0f) | high
     }));
 }
+
+#[cfg(test)]
+mod tests;
