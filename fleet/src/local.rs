@@ -306,6 +306,9 @@ impl LocalFleet {
     ) -> Result<Process, FleetError> {
         args.extend(["--shards".into(), self.spec.shards.clone().into_os_string()]);
         args.push("--exit-with-parent".into());
+        if let Some(config) = &self.spec.config {
+            args.extend(["--config".into(), config.clone().into_os_string()]);
+        }
         let url = format!("broker.url={}", self.url);
         for setting in std::iter::once(&url).chain(&self.spec.settings) {
             args.extend(["--set".into(), setting.into()]);

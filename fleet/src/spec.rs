@@ -26,6 +26,9 @@ pub struct FleetSpec {
     pub n_coordinators: usize,
     /// A private broker, or an address.
     pub broker: BrokerChoice,
+    /// Configuration file of every process; without it the one that `STAGEBUS_CONFIG` names, if
+    /// any.
+    pub config: Option<PathBuf>,
     /// Settings for every process, each `table.key=value`, handed on with `--set`. A worker leaves
     /// the table `coordinator` alone, and the reverse.
     pub settings: Vec<String>,
@@ -82,6 +85,7 @@ impl FleetSpec {
             workers_per_stage: 1,
             n_coordinators: 1,
             broker: BrokerChoice::Private(BrokerOptions::default()),
+            config: None,
             settings: Vec::new(),
             pinning: Pinning::default(),
             log: LogSink::default(),
