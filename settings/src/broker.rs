@@ -21,8 +21,6 @@ pub struct BrokerSettings {
     pub password: Option<Secret>,
     /// File that holds an nkey seed.
     pub nkey_seed_file: Option<PathBuf>,
-    /// A NATS credentials file (JWT and seed).
-    pub credentials_file: Option<PathBuf>,
     /// Certificates.
     pub tls: TlsSettings,
 }
@@ -49,7 +47,6 @@ impl Default for BrokerSettings {
             user: None,
             password: None,
             nkey_seed_file: None,
-            credentials_file: None,
             tls: TlsSettings::default(),
         }
     }
@@ -81,7 +78,6 @@ impl BrokerSettings {
             ("broker.token", self.token.is_some()),
             ("broker.user", self.user.is_some()),
             ("broker.nkey_seed_file", self.nkey_seed_file.is_some()),
-            ("broker.credentials_file", self.credentials_file.is_some()),
         ]
         .into_iter()
         .filter_map(|(key, set)| set.then_some(key))
