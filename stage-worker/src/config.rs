@@ -278,7 +278,8 @@ mod tests {
         assert_eq!(spoilt.validate(), Err(SettingError::NoStage));
         let spoilt = WorkerSettings { device: " ".to_owned(), ..valid() };
         assert_eq!(spoilt.validate(), Err(SettingError::NoDevice));
-        let keys: [(&str, fn(&mut WorkerSettings)); 4] = [
+        type Spoil = fn(&mut WorkerSettings);
+        let keys: [(&str, Spoil); 4] = [
             ("max_sessions", |s| s.max_sessions = 0),
             ("queue_capacity", |s| s.queue_capacity = 0),
             ("max_batch_sessions", |s| s.max_batch_sessions = 257),

@@ -59,7 +59,7 @@ pub enum WorkerError {
         device: String,
         /// Why.
         #[source]
-        source: OpenStageError,
+        source: Box<OpenStageError>,
     },
     /// A thread could not be started or did not survive.
     #[error("cannot run the {name} thread")]

@@ -42,9 +42,11 @@ fn backend(
         let missing = library.as_ref().and_then(OpenVinoLibrary::not_found);
         match (missing, source) {
             (Some(missing), OpenStageError::Runtime(_)) => WorkerError::Runtime(missing),
-            (_, source) => {
-                WorkerError::Load { stage: index, device: settings.device.clone(), source }
-            }
+            (_, source) => WorkerError::Load {
+                stage: index,
+                device: settings.device.clone(),
+                source: Box::new(source),
+            },
         }
     })
 }

@@ -80,7 +80,8 @@ pub async fn serve(args: WorkerArgs, shutdown: impl Into<Shutdown>) -> Result<()
     logging::init(&loaded.log)?;
     tracing::info!(broker = ?loaded.broker, settings = ?loaded.process, "configuration");
     let config = WorkerConfig { broker: loaded.broker, settings: loaded.process };
-    let work = run(config, shutdown.clone(), print_ready);
+    // Everything that a worker does is in this future: it is large, and it is made once.
+    let work = Box::pin(run(config, shutdown.clone(), print_ready));
     if args.exit_with_parent {
         shutdown
             .with_parent(work)
@@ -98,7 +99,10 @@ pub async fn serve(args: WorkerArgs, shutdown: impl Into<Shutdown>) -> Result<()
 /// [`WorkerError`].
 pub async fn serve_until_signalled(args: WorkerArgs) -> Result<(), WorkerError> {
     let shutdown = Shutdown::new();
-    shutdown.with_signals(serve(args, shutdown.clone())).await.map_err(WorkerError::Signals)?
+    shutdown
+        .with_signals(Box::pin(serve(args, shutdown.clone())))
+        .await
+        .map_err(WorkerError::Signals)?
 }
 
 fn print_ready(ready: &Ready) {

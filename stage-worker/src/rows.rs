@@ -123,7 +123,10 @@ mod tests {
     #[test]
     fn the_first_stage_takes_ids_and_the_others_rows_of_their_width() {
         let check = |index: u16, hidden_dim: Option<usize>| {
-            let hidden = hidden_dim.map(|dim| tensor(Dtype::F32, 1, dim as u32, &vec![0.0; dim]));
+            let hidden = hidden_dim.map(|dim| {
+                let width = u32::try_from(dim).expect("small");
+                tensor(Dtype::F32, 1, width, &vec![0.0; dim])
+            });
             let forward =
                 Forward { version: MessageVersion::CURRENT, from: None, steps: vec![], hidden };
             check_message(&stage(index, 2), &forward).map_err(|error| error.class)

@@ -42,7 +42,7 @@ impl Bench {
             if bytes > max_payload {
                 return Err(PublishError::PayloadTooLarge { bytes, limit: max_payload });
             }
-            sender.send(message).map_err(|_| PublishError::Closed)
+            sender.send(message).map_err(|_closed| PublishError::Closed)
         };
         let options = InferenceOptions {
             command_capacity: 64,
@@ -79,7 +79,7 @@ impl Bench {
             start_pos,
             phase: if tokens.len() > 1 { Phase::Prefill } else { Phase::Decode },
             tokens: tokens.to_vec(),
-            wanted: vec![tokens.len() as u32 - 1],
+            wanted: vec![u32_of(tokens.len()) - 1],
             trace: vec![],
         };
         let job =

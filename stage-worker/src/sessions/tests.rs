@@ -119,7 +119,8 @@ fn a_repeated_open_changes_nothing() {
 
 #[test]
 fn opens_that_do_not_fit_are_refused() {
-    let cases: [(ErrorClass, fn(&mut Open)); 7] = [
+    type Spoil = fn(&mut Open);
+    let cases: [(ErrorClass, Spoil); 7] = [
         (ErrorClass::VersionMismatch, |open| open.fingerprint = "beef".to_owned()),
         (ErrorClass::InvalidRequest, |open| open.route.swap(0, 1)),
         (ErrorClass::InvalidRequest, |open| open.route.truncate(2)),

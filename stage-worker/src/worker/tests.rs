@@ -176,8 +176,8 @@ fn forward(steps: Vec<Step>, hidden_dim: usize) -> Forward {
         steps,
         hidden: Some(Tensor {
             dtype: Dtype::F32,
-            n_rows: n_rows as u32,
-            hidden_dim: hidden_dim as u32,
+            n_rows: u32_of(n_rows),
+            hidden_dim: u32_of(hidden_dim),
             data: hidden_bytes(&hidden, Dtype::F32).into(),
         }),
     }
@@ -298,7 +298,8 @@ fn a_higher_epoch_fences_the_steps_before_it() {
 
 #[test]
 fn a_step_of_the_wrong_form_is_refused_and_the_worker_lives_on() {
-    let cases: [(&str, fn(&mut Forward)); 6] = [
+    type Spoil = fn(&mut Forward);
+    let cases: [(&str, Spoil); 6] = [
         ("no tensor", |forward| forward.hidden = None),
         ("another width", |forward| {
             let steps = std::mem::take(&mut forward.steps);
