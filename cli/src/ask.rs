@@ -191,9 +191,12 @@ async fn ask_private(
     let model = args.model.as_deref().map(Path::new);
     let wanted = Wanted { model, n_stages: *stages, profile: *profile, ..wanted };
     let set = fleet.shard_set(&wanted, stop).await?;
-    let spec = fleet.spec(&set, *profile, &args.client.process)?;
+    let spec = fleet.spec(&set, *profile, None, &args.client.process)?;
     let show = show_as(args, wanted.quiet);
     let n_stages = set.manifest.n_stages();
+    if matches!(show, Show::Text | Show::JsonWithText) {
+        console::note(&format!("starting a private fleet of {n_stages} stages"));
+    }
     let complete = local::with_fleet(spec, stop, async |target| {
         let target = Target { idle_timeout: Duration::from_secs(args.timeout), ..target };
         ask(&target, request, Some(n_stages), show, stop).await

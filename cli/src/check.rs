@@ -87,7 +87,7 @@ pub async fn run(args: CheckArgs, quiet: bool, stop: CancellationToken) -> anyho
         let wanted =
             Wanted { model: args.model.as_deref(), n_stages, profile: Some(args.profile), quiet };
         let set = args.local.shard_set(&wanted, &stop).await?;
-        let spec = args.local.spec(&set, Some(args.profile), &args.process)?;
+        let spec = args.local.spec(&set, Some(args.profile), None, &args.process)?;
         let text = TextModel::load(&set.dir)
             .with_context(|| format!("cannot load the tokenizer of {}", set.dir.display()))?;
         let run = Run { cases: &cases, set: &set, text: &text, quiet, stop: &stop };
@@ -237,8 +237,9 @@ fn describe(run: &RunReport) -> String {
         }
     }
     let RunReport { stages, weights, cases_equal, cases_total, elapsed_s, .. } = run;
+    let plural = if *stages == 1 { "stage" } else { "stages" };
     format!(
-        "{stages} stages, {weights} weights: {cases_equal} of {cases_total} cases equal in \
+        "{stages} {plural}, {weights} weights: {cases_equal} of {cases_total} cases equal in \
          {elapsed_s:.1} s\n{text}"
     )
 }

@@ -1,6 +1,7 @@
 //! The command line: what `stagebus` can be asked to do.
 
 use clap::{Parser, Subcommand};
+use stagebus_bench::BenchArgs;
 use stagebus_coordinator::CoordinatorArgs;
 use stagebus_worker::WorkerArgs;
 use tokio_util::sync::CancellationToken;
@@ -73,6 +74,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Compare a fleet with a reference, token by token
     Check(Box<CheckArgs>),
+    /// Measure, and compare with the claims
+    Bench(Box<BenchArgs>),
 }
 
 /// Runs a command; `stop` is cancelled when the user wants the program to end.
@@ -83,7 +86,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
     match cli.command {
         Command::Shard(args) => shard::run(args, cli.quiet, stop).await,
         Command::Worker(args) => {
-            stagebus_worker::serve_until_signalled(args).await?;
+            Box::pin(stagebus_worker::serve_until_signalled(args)).await?;
             Ok(Outcome::Good)
         }
         Command::Coordinator(args) => {
@@ -94,5 +97,9 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
         Command::Ask(args) => ask::run(*args, cli.quiet, stop).await,
         Command::Status(args) => status::run(args, stop).await,
         Command::Check(args) => check::run(*args, cli.quiet, stop).await,
+        Command::Bench(args) => {
+            stagebus_bench::run(*args, cli.quiet, stop).await?;
+            Ok(Outcome::Good)
+        }
     }
 }

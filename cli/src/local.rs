@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use stagebus_bus::{Bus, BusOptions};
-use stagebus_fleet::{Ended, FleetSpec, LocalFleet, LogSink};
+use stagebus_fleet::{BrokerChoice, Ended, FleetSpec, LocalFleet, LogSink};
 use stagebus_settings::ProcessArgs;
 use stagebus_shards::{ShardSet, WeightMode};
 use stagebus_worker::{EngineChoice, ProfileChoice};
@@ -89,7 +89,8 @@ impl LocalArgs {
         source::shard_set(&self.source, wanted.model, &cut, wanted.quiet, stop).await
     }
 
-    /// Describes a fleet for a shard set: private broker on a free port, log kept for errors.
+    /// Describes a fleet for a shard set: log kept for errors, and a private broker on a free port
+    /// unless `broker` names a running one.
     ///
     /// # Errors
     /// The running program cannot be found.
@@ -97,11 +98,18 @@ impl LocalArgs {
         &self,
         set: &ShardSet,
         profile: Option<ProfileChoice>,
+        broker: Option<String>,
         process: &ProcessArgs,
     ) -> anyhow::Result<FleetSpec> {
         let mut spec = FleetSpec::with_this_program(set.dir.clone())?;
         spec.workers_per_stage = self.workers_per_stage;
-        spec.settings = process.set.clone();
+        spec.config.clone_from(&process.config);
+        match broker {
+            Some(url) => spec.broker = BrokerChoice::Running(url),
+            // The configuration may be that of another broker, with TLS.
+            None => spec.settings.push("broker.tls.required=false".to_owned()),
+        }
+        spec.settings.extend(process.set.iter().cloned());
         let named = [
             ("worker.profile", profile.map(|profile| profile.profile().to_string())),
             ("worker.engine", self.engine.map(|engine| engine.kind().to_string())),
@@ -176,7 +184,7 @@ pub async fn with_fleet<T>(
     };
     let result = tokio::select! {
         result = work => result,
-        ended = fleet.ended() => Err(lost(ended?)),
+        ended = fleet.ended() => ended.map_err(Into::into).and_then(|ended| Err(lost(&ended))),
     };
     let end = end(fleet).await;
     let value = result?;
@@ -184,9 +192,8 @@ pub async fn with_fleet<T>(
     Ok(value)
 }
 
-/// The error for a part of the fleet that ended by itself.
-#[must_use]
-pub fn lost(ended: Ended) -> anyhow::Error {
+/// The error for a part of the fleet that ended by itself, with the end of its log.
+fn lost(ended: &Ended) -> anyhow::Error {
     let Ended { name, status, last_lines } = ended;
     anyhow::anyhow!("{name} ended by itself ({status}); its last lines:\n{last_lines}")
 }

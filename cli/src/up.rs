@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
-use stagebus_fleet::{BrokerChoice, BrokerOptions, LocalFleet};
+use stagebus_fleet::{BrokerChoice, Ended, LocalFleet};
 use stagebus_schemas::ids::ModelName;
 use stagebus_schemas::subjects::Subjects;
 use stagebus_settings::ProcessArgs;
@@ -104,17 +104,13 @@ pub async fn run(args: UpArgs, quiet: bool, stop: CancellationToken) -> anyhow::
     };
     let set = args.local.shard_set(&wanted, &stop).await?;
     let log = local::log_sink(!quiet);
-    let mut spec = args.local.spec(&set, args.profile, &args.process)?;
+    let mut spec = args.local.spec(&set, args.profile, args.broker, &args.process)?;
     spec.n_coordinators = args.coordinators;
     spec.log = log.clone();
-    spec.broker = match args.broker {
-        Some(url) => BrokerChoice::Running(url),
-        None => BrokerChoice::Private(BrokerOptions {
-            port: (args.broker_port != 0).then_some(args.broker_port),
-            log,
-            ..BrokerOptions::default()
-        }),
-    };
+    if let BrokerChoice::Private(options) = &mut spec.broker {
+        options.port = (args.broker_port != 0).then_some(args.broker_port);
+        options.log = log;
+    }
     let mut fleet = local::start(spec, &stop).await?;
     let ready = Ready::of(&fleet, set.manifest.model.parse()?, started);
     if args.json {
@@ -122,20 +118,35 @@ pub async fn run(args: UpArgs, quiet: bool, stop: CancellationToken) -> anyhow::
     } else {
         console::print(&describe(&ready))?;
     }
-    let lost = tokio::select! {
+    let gone = tokio::select! {
         () = stop.cancelled() => None,
-        ended = fleet.ended() => Some(local::lost(ended?)),
+        ended = fleet.ended() => Some(ended?),
     };
     if !quiet {
-        console::note(match lost {
+        console::note(match gone {
             None => "stopping: coordinators, workers, broker",
             Some(_) => "a part of the fleet is gone, stopping the rest",
         });
     }
     let end = local::end(fleet).await;
-    match lost {
-        Some(lost) => Err(lost),
+    match gone {
+        Some(ended) => {
+            if let Err(error) = end {
+                console::note(&format!("and the rest did not end in order: {error}"));
+            }
+            Err(lost(&ended, quiet))
+        }
         None => end.map(|()| Outcome::Good),
+    }
+}
+
+/// The error for a part that ended by itself; its log is repeated unless it was shown.
+fn lost(ended: &Ended, quiet: bool) -> anyhow::Error {
+    let Ended { name, status, last_lines } = ended;
+    if quiet {
+        anyhow::anyhow!("{name} ended by itself ({status}); its last lines:\n{last_lines}")
+    } else {
+        anyhow::anyhow!("{name} ended by itself ({status}); its log is above")
     }
 }
 

@@ -30,7 +30,7 @@ fn code(cell: &str) -> String {
 
 fn flatten(prefix: &str, value: &Value, keys: &mut BTreeMap<String, String>) {
     match value {
-        Value::Object(fields) => {
+        Value::Object(fields) if !fields.is_empty() => {
             for (name, value) in fields {
                 flatten(&format!("{prefix}.{name}"), value, keys);
             }
