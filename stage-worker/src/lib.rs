@@ -11,6 +11,8 @@
 mod broker;
 mod config;
 mod error;
+#[cfg(test)]
+mod gated_backend;
 mod inference;
 mod intake;
 mod load;

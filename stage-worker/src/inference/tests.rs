@@ -8,6 +8,7 @@ use stagebus_schemas::ids::{CoordinatorId, StepNumber};
 use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
 
 use super::*;
+use crate::gated_backend::gated;
 use crate::sessions::Route;
 use crate::stage_fixture::stage;
 
@@ -226,14 +227,18 @@ fn a_result_too_large_for_the_broker_is_a_fault_of_the_request() {
 
 #[test]
 fn steps_that_wait_are_dropped_with_their_session() {
-    let (entered, has_entered) = channel();
-    let (gate, opened) = channel();
-    let gated = |backend| -> Box<dyn Backend> { Box::new(Gated { backend, entered, opened }) };
+    let mut gate = None;
+    let gated = |backend| -> Box<dyn Backend> {
+        let (backend, made) = gated(backend);
+        gate = Some(made);
+        Box::new(backend)
+    };
     let mut bench = Bench::with(TestOptions::default(), usize::MAX, gated);
+    let gate = gate.expect("a gate");
     bench.open(1, 0).expect("room");
     bench.open(2, 0).expect("room");
     bench.run(2, 0, 0, 0, &[9]);
-    has_entered.recv_timeout(PATIENCE).expect("the first step runs");
+    gate.entered();
     for number in 0..5 {
         bench.run(1, 0, number, number, &[1]);
     }
@@ -241,45 +246,13 @@ fn steps_that_wait_are_dropped_with_their_session() {
     bench.inference.send(Command::Close { session: SessionId::from_u64(1) }).expect("room");
     bench.run(2, 0, 1, 1, &[9]);
     for _ in 0..2 {
-        gate.send(()).expect("the thread lives");
+        gate.open();
         assert_eq!(bench.step_done().session, SessionId::from_u64(2));
     }
     // Nothing else runs: the answer to an open comes without another micro-batch.
     bench.open(3, 0).expect("room");
     assert_eq!(bench.inference.queued(), 0);
     assert_eq!(bench.inference.load().steps_completed, 2);
-}
-
-/// A backend that tells when a micro-batch starts and waits for leave to run it.
-struct Gated {
-    backend: TestBackend,
-    entered: std::sync::mpsc::Sender<()>,
-    opened: Receiver<()>,
-}
-
-impl Backend for Gated {
-    fn open(
-        &mut self,
-        session: SessionKey,
-        prompt: &[u32],
-        max_len: usize,
-    ) -> Result<usize, OpenError> {
-        self.backend.open(session, prompt, max_len)
-    }
-
-    fn close(&mut self, session: SessionKey) {
-        self.backend.close(session);
-    }
-
-    fn run(&mut self, steps: &[StepRows<'_>], done: &mut dyn FnMut(StepDone<'_>)) {
-        self.entered.send(()).expect("the test looks");
-        self.opened.recv_timeout(PATIENCE).expect("the test opens");
-        self.backend.run(steps, done);
-    }
-
-    fn kv_use(&self) -> stagebus_engine::backend::KvUse {
-        self.backend.kv_use()
-    }
 }
 
 #[test]

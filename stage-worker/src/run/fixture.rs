@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use stagebus_bus::{Bus, BusOptions, Delivery, RequestError, Subscription};
+use stagebus_engine::backend::Backend;
 use stagebus_engine::testing::{TestBackend, TestModel, TestOptions};
 use stagebus_fleet::{BrokerOptions, LocalBroker};
 use stagebus_schemas::codec;
@@ -72,6 +73,15 @@ pub(super) struct Setup {
 
 impl Chain {
     pub(super) async fn start(n_stages: u16, setup: Setup) -> Self {
+        Self::start_with(n_stages, setup, |backend| Box::new(backend)).await
+    }
+
+    /// Starts a chain whose backends are wrapped.
+    pub(super) async fn start_with(
+        n_stages: u16,
+        setup: Setup,
+        mut wrap: impl FnMut(TestBackend) -> Box<dyn Backend>,
+    ) -> Self {
         let broker = LocalBroker::start(BrokerOptions::default()).await.expect("a broker");
         let bus = connect(&broker, "coordinator").await;
         let subjects = Subjects::new(&ModelName::new("toy").expect("valid"));
@@ -85,7 +95,7 @@ impl Chain {
         for (index, backend) in (0..).zip(backends) {
             let stage = stage(&setup.model, index, n_stages);
             let bus = connect(&broker, "worker").await;
-            workers.push(start_worker(bus, stage, backend, setup.settings.clone()).await);
+            workers.push(start_worker(bus, stage, wrap(backend), setup.settings.clone()).await);
         }
         let model = setup.model;
         Self { broker, bus, model, subjects, coordinator, workers, head, lost, fleet }
@@ -264,7 +274,7 @@ pub(super) fn stage(model: &TestModel, index: u16, n_stages: u16) -> Arc<Stage> 
 pub(super) async fn start_worker(
     bus: Bus,
     stage: Arc<Stage>,
-    backend: TestBackend,
+    backend: Box<dyn Backend>,
     settings: WorkerSettings,
 ) -> Running {
     let (shutdown, id) = (Shutdown::new(), stage.worker.clone());
@@ -272,7 +282,7 @@ pub(super) async fn start_worker(
     let wishes = shutdown.clone();
     let task = tokio::spawn(async move {
         let on_ready = |_: &crate::run::Ready| ready.send(()).expect("the test waits");
-        serve(bus, stage, Box::new(backend), &settings, &wishes, on_ready).await
+        serve(bus, stage, backend, &settings, &wishes, on_ready).await
     });
     timeout(PATIENCE, is_ready).await.expect("ready in time").expect("ready");
     Running { id, shutdown, task }

@@ -14,9 +14,10 @@ use stagebus_schemas::tensor::Dtype;
 use stagebus_settings::BrokerSettings;
 use tokio_util::sync::CancellationToken;
 
-use super::fixture::{Chain, PATIENCE, Setup, failure, gone, next, step};
+use super::fixture::{Chain, Setup, failure, gone, next, step};
 use super::*;
 use crate::config::EngineChoice;
+use crate::gated_backend::gated;
 use crate::shard_set_fixture::write_shard_set;
 
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
@@ -275,27 +276,34 @@ async fn a_panicking_backend_ends_the_worker_with_a_farewell() {
 
 #[tokio::test]
 async fn a_wedged_backend_is_cut_off_at_the_deadline() {
-    let faults = vec![Fault::HangAtStep { step: 0, hold: PATIENCE }];
-    let options = TestOptions { faults, ..TestOptions::default() };
     let settings = WorkerSettings { shutdown_ms: 200, ..WorkerSettings::default() };
-    let mut chain = Chain::start(1, Setup { options, settings, ..Setup::default() }).await;
+    let mut gate = None;
+    let setup = Setup { settings, ..Setup::default() };
+    let mut chain = Chain::start_with(1, setup, |backend| {
+        let (backend, made) = gated(backend);
+        gate = Some(made);
+        Box::new(backend)
+    })
+    .await;
+    let gate = gate.expect("a gate");
     let session = SessionId::random();
     chain.open(session, 0).await;
     chain.send(step(session, 0, 0, 0, &PROMPT)).await;
+    let inside = tokio::task::spawn_blocking(move || {
+        gate.entered();
+        gate
+    });
+    let gate = inside.await.expect("the step runs");
     // The worker answers while its inference hangs; its completed steps stand still.
-    loop {
-        let ControlOutcome::Stats(load) = chain.control(0, ControlAction::Stats).await else {
-            panic!("expected the load");
-        };
-        assert_eq!(load.steps_completed, 0);
-        if load.queue_depth == 1 {
-            break;
-        }
-    }
+    let ControlOutcome::Stats(load) = chain.control(0, ControlAction::Stats).await else {
+        panic!("expected the load");
+    };
+    assert_eq!((load.queue_depth, load.steps_completed), (1, 0));
     let worker = chain.workers.pop().expect("one worker");
     worker.shutdown.stop.cancel();
     let error = worker.ended().await.expect_err("the step is cut off");
     assert!(matches!(error, WorkerError::ShutdownDeadline { deadline_ms: 200 }), "{error}");
+    drop(gate);
 }
 
 #[tokio::test]
