@@ -7,6 +7,7 @@
 )]
 
 #[path = "../support/synthetic.rs"]
+#[expect(dead_code, reason = "the models here are all small")]
 mod synthetic;
 
 mod graphs;
