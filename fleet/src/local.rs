@@ -147,8 +147,8 @@ impl LocalFleet {
 
     /// The model's name in subjects, as a member announced it.
     #[must_use]
-    pub fn subject_model(&self) -> Option<&str> {
-        self.children.iter().find_map(|child| child.ready["subject_model"].as_str())
+    pub fn model(&self) -> Option<&str> {
+        self.children.iter().find_map(|child| child.ready["model"].as_str())
     }
 
     /// Starts one more worker of `stage` and waits until it is ready.

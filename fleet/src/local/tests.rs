@@ -14,7 +14,7 @@ use crate::broker::BrokerOptions;
 use crate::output::LogSink;
 
 /// Says that it is ready, and leaves when its standard input ends.
-const POLITE: &str = "echo '{\"ready\":true,\"id\":\"w1\",\"subject_model\":\"m\"}'; \
+const POLITE: &str = "echo '{\"ready\":true,\"id\":\"w1\",\"model\":\"m\"}'; \
     echo \"started $*\" >&2; cat >/dev/null; echo \"$1 leaving\" >&2";
 
 /// A shard set of two stages and a fleet of `script` on it.
@@ -40,7 +40,7 @@ async fn a_fleet_starts_and_leaves_in_order() {
     let mut fleet = LocalFleet::start(spec).await.expect("starts");
     let url = fleet.url().to_owned();
     assert_eq!(fleet.broker().expect("a broker").url(), url);
-    assert_eq!(fleet.subject_model(), Some("m"));
+    assert_eq!(fleet.model(), Some("m"));
     let names: Vec<String> = fleet.members().into_iter().map(|member| member.name).collect();
     assert_eq!(names, ["worker-0.0", "worker-1.0", "coordinator.0"]);
 
