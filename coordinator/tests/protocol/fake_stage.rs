@@ -36,11 +36,10 @@ pub(crate) enum Behaviour {
 
 /// A running stage; it vanishes without a word when it is dropped.
 pub(crate) struct FakeStage {
-    pub(crate) worker: WorkerId,
     n_sessions: watch::Receiver<usize>,
     n_steps: watch::Receiver<usize>,
     stop: CancellationToken,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl Drop for FakeStage {
@@ -50,7 +49,12 @@ impl Drop for FakeStage {
 }
 
 impl FakeStage {
-    pub(crate) async fn start(url: &str, manifest: &Manifest, stage: usize, behaviour: Behaviour) -> Self {
+    pub(crate) async fn start(
+        url: &str,
+        manifest: &Manifest,
+        stage: usize,
+        behaviour: Behaviour,
+    ) -> Self {
         let stage = StageIndex::new(u16::try_from(stage).unwrap());
         let worker = WorkerId::random(stage);
         let bus = Bus::connect(BusOptions::new(url, worker.as_str())).await.unwrap();
@@ -65,7 +69,7 @@ impl FakeStage {
             manifest: manifest.clone(),
             model: TestModel::from_manifest(manifest),
             sessions: HashMap::new(),
-            worker: worker.clone(),
+            worker,
             n_sessions,
             n_steps,
             subjects,
@@ -76,7 +80,7 @@ impl FakeStage {
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(inner.serve(stop.clone()));
-        Self { worker, n_sessions: sessions_seen, n_steps: steps_seen, stop, _tasks: tasks }
+        Self { n_sessions: sessions_seen, n_steps: steps_seen, stop, tasks }
     }
 
     /// Waits until the stage holds no session.
@@ -102,7 +106,7 @@ impl FakeStage {
     /// Vanishes without a word, and waits until the broker knows.
     pub(crate) async fn vanish(mut self) {
         self.stop.cancel();
-        while self._tasks.join_next().await.is_some() {}
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 

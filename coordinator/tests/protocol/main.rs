@@ -238,11 +238,11 @@ async fn at_shutdown_running_requests_finish_and_new_ones_go_elsewhere() {
     let bed = Bed::new(1).await;
     let _stages = bed.stages(1).await;
     let first = bed.coordinator(defaults()).await;
+    let mut fleet = bed.bus.subscribe(&bed.subjects.fleet_all()).await.unwrap();
     let prompt = bed.prompt_with_long_answer(400);
     let mut stream = bed.send(&tokens(&prompt, 400)).await;
     assert!(matches!(stream.next().await.unwrap(), Some(Event::Accepted { .. })));
     let _second = bed.coordinator(defaults()).await;
-    let mut fleet = bed.bus.subscribe(&bed.subjects.fleet_all()).await.unwrap();
     first.shutdown.cancel();
     loop {
         let announcement = fleet.next().await.unwrap().decode::<CoordinatorAnnouncement>();
