@@ -1,10 +1,6 @@
 //! Writes a made-up `llama` model of any size: `synthetic_gguf FILE GIGABYTES`.
 
-#![expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    reason = "sizes of made-up models are small"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "sizes of made-up models are small")]
 
 use std::error::Error;
 use std::path::Path;

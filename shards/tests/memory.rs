@@ -1,11 +1,8 @@
 //! Memory does not grow with the model: two made-up models that differ only in layers.
 
 #![cfg(target_os = "linux")]
-#![expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    reason = "sizes of made-up models are small"
-)]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::cast_possible_truncation, reason = "sizes of made-up models are small")]
 
 #[path = "support/synthetic.rs"]
 #[expect(dead_code, reason = "the models here are right")]

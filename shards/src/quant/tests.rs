@@ -112,7 +112,8 @@ proptest! {
             let block = &row[index / block_len * format.block_bytes()..][..format.block_bytes()];
             let expected = reference(format, block, index % block_len);
             // -0.0 and 0.0 are the same weight.
-            prop_assert_eq!(value + 0.0, expected + 0.0, "{:?} element {}", format, index);
+            let (value, expected) = ((value + 0.0).to_bits(), (expected + 0.0).to_bits());
+            prop_assert_eq!(value, expected, "{:?} element {}", format, index);
         }
     }
 

@@ -1,10 +1,11 @@
 //! Shards made-up models and looks at what comes out.
 
 #![expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    reason = "sizes of made-up models are small"
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise, in its own functions too"
 )]
+#![expect(clippy::cast_possible_truncation, reason = "sizes of made-up models are small")]
 
 #[path = "../support/synthetic.rs"]
 #[expect(dead_code, reason = "the models here are all small")]
