@@ -1,6 +1,6 @@
 //! Runs one stage of a model behind the broker.
 //!
-//! [`run`] is a worker from start to end; [`serve`] is the same as a process, with flags,
+//! [`run()`] is a worker from start to end; [`serve`] is the same as a process, with flags,
 //! configuration, logging and the ready line. The `stage-worker` program and `stagebus worker`
 //! call it.
 //!

@@ -6,7 +6,7 @@
 //! thread "inference" ─▶│ owner (run)      │                 │
 //! signals, timer ─────▶└──────────────────┘                 └─ commands ─▶ thread "inference" ─▶ broker
 //! ```
-//! The owner runs where [`run`] is awaited; there are no other tasks. The inference thread ends
+//! The owner runs where [`run()`] is awaited; there are no other tasks. The inference thread ends
 //! when the owner drops its command sender; the owner then waits for the thread's event channel
 //! to close and only then joins it. Order of the end: announce leaving, stop listening, let the
 //! micro-batch finish, close the connection. One deadline spans all of it.

@@ -3,11 +3,13 @@
 use std::sync::mpsc::Receiver;
 
 use stagebus_schemas::ids::{CoordinatorId, StepNumber};
+use stagebus_schemas::messages::fleet::WorkerAnnouncement;
 use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::messages::head::{Head, StepFault};
 use stagebus_schemas::tensor::{Dtype, Tensor};
 
 use super::*;
+use crate::results::u32_of;
 use crate::rows::hidden_bytes;
 use crate::stage_fixture::{FINGERPRINT, HIDDEN_DIM, stage, worker as worker_id};
 

@@ -1,0 +1,77 @@
+//! What a worker shows of itself, and what it sees of its connection.
+
+use stagebus_bus::BusEvent;
+use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad};
+use stagebus_schemas::version::MessageVersion;
+
+use super::Worker;
+use crate::results::u32_of;
+
+impl Worker {
+    /// Publishes the worker's state and load.
+    pub(crate) fn announce(&mut self) {
+        let announcement = WorkerAnnouncement {
+            version: MessageVersion::CURRENT,
+            worker: self.stage.worker.clone(),
+            model: self.stage.model.clone(),
+            fingerprint: self.stage.fingerprint.clone(),
+            stage: self.stage.index,
+            n_stages: self.stage.n_stages,
+            first_layer: self.stage.first_layer,
+            end_layer: self.stage.end_layer,
+            device: self.limits.device.clone(),
+            profile: self.limits.profile.clone(),
+            host: self.limits.host.clone(),
+            state: self.state,
+            interval_ms: u32::try_from(self.limits.announce_interval.as_millis())
+                .unwrap_or(u32::MAX),
+            load: self.load(),
+        };
+        let subject = self.stage.subjects.worker(self.stage.index, &self.stage.worker);
+        self.post(subject, &announcement);
+    }
+
+    /// Steps that were lost show as gaps in their numbers, so nothing is repaired here.
+    pub(super) fn on_connection(&mut self, event: BusEvent) {
+        let stage_index = self.stage.index;
+        match event {
+            BusEvent::Connected => {
+                tracing::info!(%stage_index, "connected to the broker");
+                self.announce();
+            }
+            BusEvent::Disconnected => tracing::warn!(%stage_index, "connection to the broker lost"),
+            BusEvent::SlowConsumer => {
+                tracing::warn!(%stage_index, "messages dropped, this worker reads too slowly");
+            }
+            BusEvent::Missed(n) => tracing::warn!(%stage_index, n, "connection events missed"),
+            BusEvent::LameDuck => tracing::warn!(%stage_index, "the broker will end soon"),
+            BusEvent::PermissionViolation(text) => {
+                tracing::error!(%stage_index, text, "the broker forbids something to this worker");
+            }
+            BusEvent::ReconnectFailed(text) => tracing::debug!(%stage_index, text, "no broker yet"),
+            BusEvent::ServerError(text) => tracing::error!(%stage_index, text, "broker error"),
+            // The intake ends on these two.
+            BusEvent::AuthRefused | BusEvent::Closed => {}
+        }
+    }
+
+    pub(super) fn load(&self) -> WorkerLoad {
+        let load = self.inference.load();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "smoothed non-negative u32 measurements"
+        )]
+        let whole = |us: f64| us.round() as u32;
+        WorkerLoad {
+            n_sessions: u32_of(self.sessions.len()),
+            max_sessions: u32_of(self.limits.max_sessions),
+            queue_depth: self.inference.queued(),
+            kv_tokens: load.kv_tokens,
+            kv_bytes: load.kv_bytes,
+            steps_completed: load.steps_completed,
+            decode_us: whole(load.decode_us),
+            prefill_row_us: whole(load.prefill_row_us),
+        }
+    }
+}
