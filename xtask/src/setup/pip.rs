@@ -78,7 +78,8 @@ fn sha256(path: &Path) -> Result<String> {
     Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn find_python() -> Result<&'static [&'static str]> {
+/// The first Python that runs pip.
+pub(super) fn find_python() -> Result<&'static [&'static str]> {
     let mut without_pip = None;
     for python in PYTHONS {
         if !answers(python, &["--version"]) {
@@ -112,7 +113,8 @@ fn answers(python: &[&str], args: &[&str]) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-fn command(python: &[&str]) -> Command {
+/// A call of Python.
+pub(super) fn command(python: &[&str]) -> Command {
     let (program, args) = python.split_first().unwrap_or((&"python3", &[]));
     let mut command = Command::new(program);
     command.args(args);

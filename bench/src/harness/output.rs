@@ -1,0 +1,30 @@
+//! Results on standard output, remarks on standard error.
+
+use std::io::{self, Write as _};
+
+use serde::Serialize;
+
+/// Writes text to standard output at once.
+///
+/// # Errors
+/// What the system reports.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Writes a value as one line of JSON to standard output.
+///
+/// # Errors
+/// As [`print`].
+pub fn print_json(value: &impl Serialize) -> io::Result<()> {
+    print(&format!("{}\n", serde_json::to_string(value)?))
+}
+
+/// Writes a remark to standard error unless `quiet`. Nobody is left to tell when that fails.
+pub fn note(quiet: bool, text: &str) {
+    if !quiet {
+        drop(writeln!(io::stderr().lock(), "{text}"));
+    }
+}
