@@ -1,0 +1,177 @@
+//! Running `stagebus` as a user does, to its end or in the background.
+
+use std::ffi::OsString;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use stagebus_settings::environment;
+use tokio::process::{Child, Command};
+
+use crate::setup;
+
+/// Longest time for one command: some start fleets and generate hundreds of tokens.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Exit code of a Rust program that panicked.
+const PANIC_EXIT: i32 = 101;
+
+/// A call of `stagebus`.
+#[derive(Debug, Clone)]
+pub struct Call {
+    args: Vec<OsString>,
+    env: Vec<(&'static str, OsString)>,
+}
+
+/// A call that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    call: String,
+    output: Output,
+}
+
+impl Call {
+    /// A call with these arguments.
+    #[must_use]
+    pub fn new<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Self {
+        Self { args: args.into_iter().map(Into::into).collect(), env: Vec::new() }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: Into<OsString> + Clone>(mut self, args: &[A]) -> Self {
+        self.args.extend(args.iter().cloned().map(Into::into));
+        self
+    }
+
+    /// Sets an environment variable. Those of the caller that Stagebus reads are not passed on.
+    #[must_use]
+    pub fn env(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.env.push((name, value.into()));
+        self
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// It does not start, or does not end in four minutes (it is killed then).
+    pub async fn run(self) -> Result<Ended> {
+        let call = self.shown();
+        let mut command = self.command()?;
+        let output = tokio::time::timeout(PATIENCE, command.output())
+            .await
+            .with_context(|| format!("`{call}` did not end within {PATIENCE:?}"))?
+            .with_context(|| format!("cannot run `{call}`"))?;
+        Ok(Ended { call, output })
+    }
+
+    /// Starts it with a standard output to read from; killed when dropped.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(self) -> Result<Child> {
+        let call = self.shown();
+        self.command()?
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot run `{call}`"))
+    }
+
+    fn shown(&self) -> String {
+        let words = self.args.iter().map(|arg| arg.to_string_lossy());
+        std::iter::once("stagebus".into()).chain(words).collect::<Vec<_>>().join(" ")
+    }
+
+    fn command(self) -> Result<Command> {
+        let mut command = Command::new(setup::program()?);
+        for (name, _) in environment::variables() {
+            command.env_remove(name);
+        }
+        command.env(environment::RUNTIME_DIR, setup::runtime_dir()?);
+        // Parts that the user has named instead of the pinned ones.
+        if let Some(library) = environment::openvino() {
+            command.env(environment::OPENVINO, library);
+        }
+        if let Some(server) = environment::nats_server() {
+            command.env(environment::NATS_SERVER, server);
+        }
+        command.args(self.args).envs(self.env).stdin(Stdio::null()).kill_on_drop(true);
+        Ok(command)
+    }
+}
+
+impl Ended {
+    /// Standard output.
+    #[must_use]
+    pub fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.output.stdout).into_owned()
+    }
+
+    /// Standard error.
+    #[must_use]
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    /// The exit code; `None` after a signal.
+    #[must_use]
+    pub fn code(&self) -> Option<i32> {
+        self.output.status.code()
+    }
+
+    /// Checks that it succeeded.
+    ///
+    /// # Errors
+    /// It did not; with everything that it wrote.
+    pub fn success(self) -> Result<Self> {
+        ensure!(self.output.status.success(), "expected success\n{}", self.report());
+        Ok(self)
+    }
+
+    /// Checks that it failed in an orderly way, and that its message has all `parts`.
+    ///
+    /// # Errors
+    /// It succeeded, panicked, was killed, or a part is missing; with everything that it wrote.
+    pub fn failure(self, parts: &[&str]) -> Result<Self> {
+        let stderr = self.stderr();
+        match self.code() {
+            None | Some(0 | PANIC_EXIT) => bail!("expected an orderly failure\n{}", self.report()),
+            Some(_) => {}
+        }
+        ensure!(!stderr.contains("panicked at"), "there was a panic\n{}", self.report());
+        for part in parts {
+            ensure!(stderr.contains(part), "{part:?} is not in the message\n{}", self.report());
+        }
+        Ok(self)
+    }
+
+    /// The JSON object on standard output.
+    ///
+    /// # Errors
+    /// There is none, or something else beside it.
+    pub fn json(&self) -> Result<Value> {
+        serde_json::from_slice(&self.output.stdout)
+            .with_context(|| format!("expected one JSON value\n{}", self.report()))
+    }
+
+    /// Everything about it, for a failed test.
+    #[must_use]
+    pub fn report(&self) -> String {
+        format!(
+            "command: {}\nstatus: {}\nstandard output:\n{}\nstandard error:\n{}",
+            self.call,
+            self.output.status,
+            self.stdout(),
+            self.stderr()
+        )
+    }
+}

@@ -1,0 +1,61 @@
+//! Parts that die without a warning.
+
+use anyhow::{Context, Result, ensure};
+use stagebus_schemas::error::ErrorClass;
+use stagebus_tests::fleet::Fleet;
+
+use crate::prompts::{self, cases, of_case};
+
+/// Kills the worker of `stage` that holds the only session while it generates. Steps may take for
+/// ever: only the knowledge that the worker is gone can end the session.
+async fn a_dead_worker_ends_its_session(stage: usize) -> Result<()> {
+    let mut fleet = Fleet::start(2, |spec| {
+        spec.workers_per_stage = 2;
+        spec.settings.push("coordinator.step_timeout_ms=3600000".to_owned());
+    })
+    .await?;
+    let (answer, mut stream) = fleet.begin(&prompts::endless(), 3).await?;
+    let sessions = fleet.sessions(stage).await?;
+    let busy = sessions.iter().position(|&n| n == 1).context("no worker holds the session")?;
+    let name = fleet.workers(stage)[busy].name.clone();
+    fleet.processes.kill(&name).await?;
+    let answer = answer.rest(&mut stream).await?;
+    let (class, message) = answer.failure()?;
+    ensure!(class == ErrorClass::StageUnavailable, "{class:?}: {message}");
+    ensure!(message.contains(&format!("stage {stage}")), "{message}");
+
+    // The other worker serves whoever comes next, and the session is freed where it was alive.
+    let case = &cases()?[0];
+    let next = fleet.ask(&of_case(case, 64)).await?;
+    ensure!(next.tokens == case.output_ids, "{next:?}");
+    fleet.idle().await?;
+    fleet.end().await
+}
+
+#[tokio::test]
+async fn a_dead_first_stage_ends_its_session_and_the_other_worker_serves() -> Result<()> {
+    a_dead_worker_ends_its_session(0).await
+}
+
+#[tokio::test]
+async fn a_dead_last_stage_ends_its_session_and_the_other_worker_serves() -> Result<()> {
+    a_dead_worker_ends_its_session(1).await
+}
+
+#[tokio::test]
+async fn a_stage_without_a_worker_is_named_and_served_again_by_a_new_one() -> Result<()> {
+    let mut fleet =
+        Fleet::start(2, |spec| spec.settings.push("coordinator.route_wait_ms=100".to_owned()))
+            .await?;
+    fleet.processes.kill("worker-1.0").await?;
+    let answer = fleet.ask(&prompts::short()).await?;
+    let (class, message) = answer.failure()?;
+    ensure!(class == ErrorClass::StageUnavailable, "{class:?}: {message}");
+    ensure!(message.contains("stage 1"), "{message}");
+    fleet.processes.add_worker(1).await?;
+    let case = &cases()?[0];
+    let next = fleet.ask(&of_case(case, 64)).await?;
+    ensure!(next.tokens == case.output_ids, "{next:?}");
+    fleet.idle().await?;
+    fleet.end().await
+}

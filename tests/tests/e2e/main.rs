@@ -1,0 +1,13 @@
+//! The whole product: real processes, a real broker, a real model.
+
+mod bad_files;
+mod bad_requests;
+mod bad_setup;
+mod command_line;
+mod faults;
+mod foreign_client;
+mod gguf_edit;
+mod prompts;
+mod reference;
+mod sessions;
+mod stages_on_the_wire;
