@@ -52,7 +52,7 @@ pub(crate) enum Action {
 pub(crate) struct Incoming {
     /// The bytes.
     pub(crate) payload: Bytes,
-    /// Who gets the events; nobody without a reply subject.
+    /// Who gets the events; nobody without a reply subject outside our own.
     pub(crate) client: Option<Client>,
 }
 

@@ -16,17 +16,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, PublishError, RequestError, Subscription};
+use stagebus_bus::{Bus, PublishError, RequestError};
 use stagebus_schemas::codec::{self, encode_public};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, ModelName, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{
     Control, ControlAction, ControlOutcome, ControlReply, Open,
 };
-use stagebus_schemas::messages::fleet::WorkerAnnouncement;
-use stagebus_schemas::messages::head::Head;
 use stagebus_schemas::messages::public::{Event, Limits, PromptInput};
-use stagebus_schemas::subjects::{COORDINATOR_QUEUE, Subject, Subjects};
+use stagebus_schemas::subjects::Subjects;
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::ShardSet;
 use stagebus_shards::text::TextModel;
@@ -35,12 +33,13 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use crate::action::{Action, Effect, Incoming, OpenAnswer, OpenFailure};
+use crate::action::{Action, Effect, OpenAnswer, OpenFailure};
 use crate::broker;
 use crate::client::Client;
 use crate::config::CoordinatorConfig;
 use crate::error::CoordinatorError;
 use crate::fleet_view::ShardSetIdentity;
+use crate::inputs::{Inputs, Wake};
 use crate::prefill::{MIN_CHUNK_ROWS, rows_per_message};
 use crate::state::{Model, Name, State};
 
@@ -162,40 +161,6 @@ fn max_chunk_rows(
     Ok(configured.min(rows))
 }
 
-/// Everything that is listened to.
-struct Inputs {
-    /// Absent once the queue group is left.
-    prompt: Option<Subscription>,
-    cancel: Subscription,
-    head: Subscription,
-    lost: Subscription,
-    fleet: Subscription,
-    probe: Subscription,
-    events: BusEvents,
-}
-
-impl Inputs {
-    /// Subscribes and asks who is there. The probe comes back to us: its arrival shows that the
-    /// broker knows all subscriptions.
-    async fn subscribe(
-        bus: &Bus,
-        subjects: &Subjects,
-        id: &CoordinatorId,
-    ) -> Result<Self, CoordinatorError> {
-        let inputs = Self {
-            events: bus.events(),
-            fleet: bus.subscribe(&subjects.fleet_all()).await?,
-            head: bus.subscribe(&subjects.head(id)).await?,
-            lost: bus.subscribe(&subjects.lost_all(id)).await?,
-            cancel: bus.subscribe(&subjects.cancel_all()).await?,
-            prompt: Some(bus.queue_subscribe(&subjects.prompt(), COORDINATOR_QUEUE).await?),
-            probe: bus.subscribe(&subjects.probe()).await?,
-        };
-        bus.publish_bytes(&subjects.probe(), None, bytes::Bytes::new()).await?;
-        Ok(inputs)
-    }
-}
-
 /// The owner.
 struct Coordinator {
     state: State,
@@ -208,20 +173,6 @@ struct Coordinator {
     open_timeout: Duration,
     drain: Duration,
     announce: Duration,
-}
-
-/// What woke the owner.
-#[expect(clippy::large_enum_variant, reason = "one value lives at a time, on the stack")]
-enum Wake {
-    Act(Action),
-    /// A message that is not worth an action.
-    Nothing,
-    /// The broker answered our probe, or somebody else's.
-    Probed,
-    /// No more requests come from the prompt subject.
-    PromptsEnded,
-    Shutdown,
-    DrainDeadline,
 }
 
 impl Coordinator {
@@ -247,7 +198,6 @@ impl Coordinator {
                     probed = true;
                     self.handle(Action::Announce).await;
                 }
-                Wake::PromptsEnded => self.inputs.prompt = None,
                 Wake::Shutdown => {
                     drain_deadline = Some(Instant::now() + self.drain);
                     self.leave_queue_group().await;
@@ -266,7 +216,10 @@ impl Coordinator {
             {
                 on_ready();
             }
-            if drain_deadline.is_some() && self.inputs.prompt.is_none() && self.state.is_idle() {
+            if drain_deadline.is_some()
+                && self.inputs.has_left_queue_group()
+                && self.state.is_idle()
+            {
                 self.log_end();
                 return Ok(());
             }
@@ -279,10 +232,8 @@ impl Coordinator {
     /// Nothing is lost when the future is dropped: every branch is cancel safe.
     async fn select(&mut self, drain_deadline: Option<Instant>) -> Result<Wake, CoordinatorError> {
         let next_deadline = self.state.next_deadline();
-        let inputs = &mut self.inputs;
         let wake = tokio::select! {
-            head = inputs.head.next() => read_head(&received(head)?),
-            lost = inputs.lost.next() => self.read_lost(&received(lost)?),
+            wake = self.inputs.next() => wake?,
             Some(done) = self.tasks.join_next() => match done {
                 Ok(action) => Wake::Act(action),
                 Err(error) => {
@@ -291,16 +242,6 @@ impl Coordinator {
                     Wake::Nothing
                 }
             },
-            prompt = next_prompt(&mut inputs.prompt) => {
-                prompt.map_or(Wake::PromptsEnded, |prompt| Wake::Act(read_request(prompt)))
-            }
-            cancel = inputs.cancel.next() => self.read_cancel(&received(cancel)?),
-            fleet = inputs.fleet.next() => self.read_announcement(&received(fleet)?),
-            probe = inputs.probe.next() => {
-                received(probe)?;
-                Wake::Probed
-            }
-            event = inputs.events.next() => self.read_event(received(event)?)?,
             () = at(next_deadline) => Wake::Act(Action::Tick),
             () = at(drain_deadline) => Wake::DrainDeadline,
             () = self.shutdown.cancelled(), if drain_deadline.is_none() => Wake::Shutdown,
@@ -460,11 +401,8 @@ impl Coordinator {
     async fn leave_queue_group(&mut self) {
         let n_sessions = self.state.n_sessions();
         info!(n_sessions, "draining: no new requests");
-        if let Some(prompt) = &mut self.inputs.prompt
-            && let Err(error) = prompt.drain().await
-        {
+        if let Err(error) = self.inputs.leave_queue_group().await {
             warn!(%error, "queue group was not left");
-            self.inputs.prompt = None;
         }
     }
 
@@ -472,97 +410,10 @@ impl Coordinator {
         let counters = self.state.counters();
         info!(?counters, slow_consumers = self.bus.slow_consumer_reports(), "coordinator ends");
     }
-
-    fn read_lost(&self, delivery: &Delivery) -> Wake {
-        match self.subjects.parse(delivery.subject()) {
-            // The broker tells it of the first stage's worker, a worker of the next one's.
-            Ok(Subject::Lost(_, lost)) => Wake::Act(Action::Lost(lost)),
-            _ => Wake::Nothing,
-        }
-    }
-
-    fn read_cancel(&self, delivery: &Delivery) -> Wake {
-        match self.subjects.parse(delivery.subject()) {
-            Ok(Subject::Cancel(request)) => Wake::Act(Action::Cancel(request)),
-            _ => Wake::Nothing,
-        }
-    }
-
-    fn read_announcement(&self, delivery: &Delivery) -> Wake {
-        let Ok(Subject::Worker(stage, worker)) = self.subjects.parse(delivery.subject()) else {
-            return Wake::Nothing;
-        };
-        match delivery.decode::<WorkerAnnouncement>() {
-            Ok(announcement) if announcement.worker == worker && announcement.stage == stage => {
-                Wake::Act(Action::Worker(announcement))
-            }
-            Ok(_) => {
-                warn!(subject = delivery.subject(), "announcement of another worker, ignored");
-                Wake::Nothing
-            }
-            Err(error) => {
-                warn!(subject = delivery.subject(), %error, "announcement cannot be read");
-                Wake::Nothing
-            }
-        }
-    }
-
-    fn read_event(&self, event: BusEvent) -> Result<Wake, CoordinatorError> {
-        match event {
-            BusEvent::Connected => Ok(Wake::Act(Action::Reconnected)),
-            BusEvent::Disconnected => {
-                warn!("connection to the broker broke");
-                Ok(Wake::Act(Action::Disconnected))
-            }
-            BusEvent::AuthRefused => Err(CoordinatorError::AuthRefused),
-            BusEvent::Closed => Err(CoordinatorError::ConnectionClosed),
-            BusEvent::PermissionViolation(error) => {
-                error!(%error, "the broker forbids a subject of this role");
-                Ok(Wake::Nothing)
-            }
-            event @ (BusEvent::SlowConsumer
-            | BusEvent::LameDuck
-            | BusEvent::ReconnectFailed(_)
-            | BusEvent::ServerError(_)
-            | BusEvent::Missed(_)) => {
-                warn!(?event, "broker connection");
-                Ok(Wake::Nothing)
-            }
-        }
-    }
 }
 
 fn control(action: ControlAction) -> Control {
     Control { version: MessageVersion::CURRENT, action }
-}
-
-fn read_head(delivery: &Delivery) -> Wake {
-    match delivery.decode::<Head>() {
-        Ok(head) => Wake::Act(Action::Head(head)),
-        Err(error) => {
-            warn!(%error, payload_bytes = delivery.payload.len(), "head rows cannot be read");
-            Wake::Nothing
-        }
-    }
-}
-
-fn read_request(delivery: Delivery) -> Action {
-    let content = delivery.content();
-    let client = delivery.reply().map(|reply| Client { reply: reply.into(), content });
-    Action::Request(Incoming { payload: delivery.payload, client })
-}
-
-/// Internal subscriptions end only with the connection.
-fn received<T>(item: Option<T>) -> Result<T, CoordinatorError> {
-    item.ok_or(CoordinatorError::ConnectionClosed)
-}
-
-/// The next prompt; never, once the queue group is left.
-async fn next_prompt(prompt: &mut Option<Subscription>) -> Option<Delivery> {
-    match prompt {
-        Some(subscription) => subscription.next().await,
-        None => std::future::pending().await,
-    }
 }
 
 async fn at(deadline: Option<Instant>) {

@@ -11,6 +11,7 @@ mod coordinator;
 mod error;
 mod fault;
 mod fleet_view;
+mod inputs;
 mod prefill;
 mod process;
 mod session;

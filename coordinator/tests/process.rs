@@ -1,5 +1,7 @@
 //! The `coordinator` program: ready line, orderly end with its parent, and errors that help.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
 #[path = "support/shard_set.rs"]
 mod shard_set;
 

@@ -700,7 +700,8 @@ fn after_a_broken_connection_answers_get_a_short_grace() {
 #[test]
 fn answers_out_of_order_wrong_rows_and_wrong_tokens_are_faults() {
     let step = |number: u32| move |head: &mut Head| head.steps[0].step = StepNumber::new(number);
-    let cases: [(Box<dyn Fn(&mut Head)>, ErrorClass); 3] = [
+    type Spoil = Box<dyn Fn(&mut Head)>;
+    let cases: [(Spoil, ErrorClass); 3] = [
         (Box::new(step(3)), ErrorClass::StageUnavailable),
         (Box::new(|head| head.steps[0].rows[0].pos = 7), ErrorClass::Internal),
         (Box::new(|head| head.steps[0].rows[0].token = 9999), ErrorClass::Internal),

@@ -67,10 +67,10 @@ impl Bed {
     }
 
     pub(crate) async fn coordinator(&self, settings: CoordinatorSettings) -> Running {
-        self.coordinator_that_waits(settings, false).await.ready().await
+        self.coordinator_that_waits(settings, false).ready().await
     }
 
-    pub(crate) async fn coordinator_that_waits(
+    pub(crate) fn coordinator_that_waits(
         &self,
         settings: CoordinatorSettings,
         wait_for_workers: bool,

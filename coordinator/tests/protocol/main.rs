@@ -1,5 +1,7 @@
 //! A coordinator on a real broker: the public contract, routing, faults and shutdown.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail the test")]
+
 #[path = "../support/shard_set.rs"]
 mod shard_set;
 
@@ -12,7 +14,7 @@ use std::time::Duration;
 use stagebus_coordinator::{CoordinatorError, CoordinatorSettings};
 use stagebus_schemas::codec::{ContentType, decode_public, encode_public};
 use stagebus_schemas::error::ErrorClass;
-use stagebus_schemas::ids::RequestId;
+use stagebus_schemas::ids::{CoordinatorId, RequestId};
 use stagebus_schemas::messages::fleet::CoordinatorAnnouncement;
 use stagebus_schemas::messages::public::{ChatMessage, Event, FinishReason, PromptRequest};
 
@@ -103,6 +105,20 @@ async fn both_encodings_and_malformed_requests_are_answered() {
 }
 
 #[tokio::test]
+async fn events_never_go_to_internal_subjects() {
+    let bed = Bed::new(1).await;
+    let _stages = bed.stages(1).await;
+    let _coordinator = bed.coordinator(defaults()).await;
+    let internal = bed.subjects.head(&CoordinatorId::random());
+    let mut listener = bed.bus.subscribe(&internal).await.unwrap();
+    let request = br#"{"tokens":[5],"max_tokens":3}"#[..].into();
+    bed.bus.publish_with_reply(&bed.subjects.prompt(), &internal, request).await.unwrap();
+    // The same coordinator answers this one later, on the same connection.
+    assert_eq!(bed.ask(&tokens(&[5], 3)).await.tokens, bed.expected(&[5], 3));
+    assert!(listener.try_next().is_none());
+}
+
+#[tokio::test]
 async fn cancel_ends_the_stream_and_frees_every_stage() {
     let bed = Bed::new(2).await;
     let mut stages = bed.stages(1).await;
@@ -150,7 +166,7 @@ async fn a_late_worker_is_used_and_without_one_the_client_hears_why() {
 async fn a_coordinator_may_wait_for_workers_before_it_is_ready() {
     let bed = Bed::new(2).await;
     let mut fleet = bed.bus.subscribe(&bed.subjects.fleet_all()).await.unwrap();
-    let mut starting = bed.coordinator_that_waits(defaults(), true).await;
+    let mut starting = bed.coordinator_that_waits(defaults(), true);
     // One announcement at the start and one after its own probe.
     for _ in 0..2 {
         fleet.next().await.unwrap().decode::<CoordinatorAnnouncement>().unwrap();

@@ -1,0 +1,199 @@
+//! Everything that the coordinator listens to, turned into actions.
+
+use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, SubscribeError, Subscription};
+use stagebus_schemas::ids::CoordinatorId;
+use stagebus_schemas::messages::fleet::WorkerAnnouncement;
+use stagebus_schemas::messages::head::Head;
+use stagebus_schemas::subjects::{COORDINATOR_QUEUE, Subject, Subjects};
+use tracing::{error, warn};
+
+use crate::action::{Action, Incoming};
+use crate::client::Client;
+use crate::error::CoordinatorError;
+
+/// What woke the owner.
+#[expect(clippy::large_enum_variant, reason = "one value lives at a time, on the stack")]
+pub(crate) enum Wake {
+    /// The state has something to take.
+    Act(Action),
+    /// A message that is not worth an action.
+    Nothing,
+    /// The broker answered our probe, or somebody else's.
+    Probed,
+    /// The coordinator is asked to end.
+    Shutdown,
+    /// The time for requests to finish has passed.
+    DrainDeadline,
+}
+
+/// Everything that is listened to.
+pub(crate) struct Inputs {
+    subjects: Subjects,
+    /// Absent once the queue group is left.
+    prompt: Option<Subscription>,
+    cancel: Subscription,
+    head: Subscription,
+    lost: Subscription,
+    fleet: Subscription,
+    probe: Subscription,
+    events: BusEvents,
+}
+
+impl Inputs {
+    /// Subscribes and asks who is there. The probe comes back to us: its arrival shows that the
+    /// broker knows all subscriptions.
+    pub(crate) async fn subscribe(
+        bus: &Bus,
+        subjects: &Subjects,
+        id: &CoordinatorId,
+    ) -> Result<Self, CoordinatorError> {
+        let inputs = Self {
+            subjects: subjects.clone(),
+            events: bus.events(),
+            fleet: bus.subscribe(&subjects.fleet_all()).await?,
+            head: bus.subscribe(&subjects.head(id)).await?,
+            lost: bus.subscribe(&subjects.lost_all(id)).await?,
+            cancel: bus.subscribe(&subjects.cancel_all()).await?,
+            prompt: Some(bus.queue_subscribe(&subjects.prompt(), COORDINATOR_QUEUE).await?),
+            probe: bus.subscribe(&subjects.probe()).await?,
+        };
+        bus.publish_bytes(&subjects.probe(), None, bytes::Bytes::new()).await?;
+        Ok(inputs)
+    }
+
+    /// Waits for the next message or event of the connection.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::AuthRefused`], [`CoordinatorError::ConnectionClosed`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub(crate) async fn next(&mut self) -> Result<Wake, CoordinatorError> {
+        let wake = tokio::select! {
+            head = self.head.next() => read_head(&received(head)?),
+            lost = self.lost.next() => self.read_lost(&received(lost)?),
+            prompt = next_prompt(&mut self.prompt) => match prompt {
+                Some(prompt) => Wake::Act(read_request(prompt)),
+                None => {
+                    self.prompt = None;
+                    Wake::Nothing
+                }
+            },
+            cancel = self.cancel.next() => self.read_cancel(&received(cancel)?),
+            fleet = self.fleet.next() => self.read_announcement(&received(fleet)?),
+            probe = self.probe.next() => {
+                received(probe)?;
+                Wake::Probed
+            }
+            event = self.events.next() => read_event(received(event)?)?,
+        };
+        Ok(wake)
+    }
+
+    /// Leaves the queue group; prompts that are already here still come.
+    ///
+    /// # Errors
+    /// [`SubscribeError`]; no prompt comes any more then.
+    pub(crate) async fn leave_queue_group(&mut self) -> Result<(), SubscribeError> {
+        let Some(prompt) = &mut self.prompt else { return Ok(()) };
+        let left = prompt.drain().await;
+        if left.is_err() {
+            self.prompt = None;
+        }
+        left
+    }
+
+    /// Whether the queue group is left and its last prompt read.
+    pub(crate) fn has_left_queue_group(&self) -> bool {
+        self.prompt.is_none()
+    }
+
+    fn read_lost(&self, delivery: &Delivery) -> Wake {
+        match self.subjects.parse(delivery.subject()) {
+            // The broker tells it of the first stage's worker, a worker of the next one's.
+            Ok(Subject::Lost(_, lost)) => Wake::Act(Action::Lost(lost)),
+            _ => Wake::Nothing,
+        }
+    }
+
+    fn read_cancel(&self, delivery: &Delivery) -> Wake {
+        match self.subjects.parse(delivery.subject()) {
+            Ok(Subject::Cancel(request)) => Wake::Act(Action::Cancel(request)),
+            _ => Wake::Nothing,
+        }
+    }
+
+    fn read_announcement(&self, delivery: &Delivery) -> Wake {
+        let Ok(Subject::Worker(stage, worker)) = self.subjects.parse(delivery.subject()) else {
+            return Wake::Nothing;
+        };
+        match delivery.decode::<WorkerAnnouncement>() {
+            Ok(announcement) if announcement.worker == worker && announcement.stage == stage => {
+                Wake::Act(Action::Worker(announcement))
+            }
+            Ok(_) => {
+                warn!(subject = delivery.subject(), "announcement of another worker, ignored");
+                Wake::Nothing
+            }
+            Err(error) => {
+                warn!(subject = delivery.subject(), %error, "announcement cannot be read");
+                Wake::Nothing
+            }
+        }
+    }
+}
+
+fn read_event(event: BusEvent) -> Result<Wake, CoordinatorError> {
+    match event {
+        BusEvent::Connected => Ok(Wake::Act(Action::Reconnected)),
+        BusEvent::Disconnected => {
+            warn!("connection to the broker broke");
+            Ok(Wake::Act(Action::Disconnected))
+        }
+        BusEvent::AuthRefused => Err(CoordinatorError::AuthRefused),
+        BusEvent::Closed => Err(CoordinatorError::ConnectionClosed),
+        BusEvent::PermissionViolation(error) => {
+            error!(%error, "the broker forbids a subject of this role");
+            Ok(Wake::Nothing)
+        }
+        event @ (BusEvent::SlowConsumer
+        | BusEvent::LameDuck
+        | BusEvent::ReconnectFailed(_)
+        | BusEvent::ServerError(_)
+        | BusEvent::Missed(_)) => {
+            warn!(?event, "broker connection");
+            Ok(Wake::Nothing)
+        }
+    }
+}
+
+fn read_head(delivery: &Delivery) -> Wake {
+    match delivery.decode::<Head>() {
+        Ok(head) => Wake::Act(Action::Head(head)),
+        Err(error) => {
+            warn!(%error, payload_bytes = delivery.payload.len(), "head rows cannot be read");
+            Wake::Nothing
+        }
+    }
+}
+
+fn read_request(delivery: Delivery) -> Action {
+    let content = delivery.content();
+    // Events on one of our own subjects would reach workers and coordinators, with our rights.
+    let reply = delivery.reply().filter(|reply| Subjects::of(reply).is_err());
+    let client = reply.map(|reply| Client { reply: reply.into(), content });
+    Action::Request(Incoming { payload: delivery.payload, client })
+}
+
+/// Internal subscriptions end only with the connection.
+fn received<T>(item: Option<T>) -> Result<T, CoordinatorError> {
+    item.ok_or(CoordinatorError::ConnectionClosed)
+}
+
+/// The next prompt; never, once the queue group is left.
+async fn next_prompt(prompt: &mut Option<Subscription>) -> Option<Delivery> {
+    match prompt {
+        Some(subscription) => subscription.next().await,
+        None => std::future::pending().await,
+    }
+}
