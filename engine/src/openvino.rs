@@ -8,12 +8,14 @@
 //! **Invariant**: an inference touches only tensors that its caller lends it for the call, so
 //! Rust's borrows hold for memory that OpenVINO owns.
 
+mod allocator;
 mod compiled;
 mod request;
 mod runtime;
 mod tensor;
 
 pub use ::openvino::InferenceError;
+pub(crate) use allocator::trim;
 pub(crate) use compiled::CompiledModel;
 pub(crate) use request::InferRequest;
 pub use runtime::{MIN_VERSION, Runtime, RuntimeError, Version};

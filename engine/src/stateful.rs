@@ -22,14 +22,18 @@ use stagebus_shards::shard_set::StageFiles;
 use crate::backend::{
     Backend, KvUse, OpenError, SessionKey, StageOutput, StepDone, StepError, StepRows,
 };
-use crate::openvino::{CompiledModel, InferRequest, InferenceError, Runtime};
+use crate::openvino::{self, CompiledModel, InferRequest, InferenceError, Runtime};
 use crate::options::EngineOptions;
 use crate::stage::StageSpec;
 use crate::validate::{check_alone, check_step};
 
-pub use error::LoadError;
+pub use error::{GraphMismatch, LoadError};
 use graph::{Graph, Rows};
 use slots::Slots;
+
+/// KV bytes of closed sessions after which memory is given back to the system: rarely enough that
+/// the few milliseconds it takes do not count.
+const TRIM_BYTES: u64 = 64 << 20;
 
 /// One stage on OpenVINO.
 #[derive(Debug)]
@@ -39,6 +43,8 @@ pub struct StatefulBackend {
     spec: StageSpec,
     limits: Limits,
     info: StatefulInfo,
+    /// KV bytes of closed sessions since memory was last given back.
+    closed_bytes: u64,
     /// Last, so that requests go before it.
     model: CompiledModel,
 }
@@ -104,7 +110,8 @@ impl StatefulBackend {
             max_masked: options.max_masked,
             compact_at: options.compact_at,
         };
-        let mut backend = Self { sessions: HashMap::new(), graph, spec, limits, info, model };
+        let mut backend =
+            Self { sessions: HashMap::new(), graph, spec, limits, info, closed_bytes: 0, model };
         backend.probe(&files.xml)?;
         Ok(backend)
     }
@@ -134,7 +141,7 @@ impl StatefulBackend {
     }
 
     /// Runs one step; its output is then in the graph's output tensor.
-    fn step(&mut self, step: &StepRows<'_>, infer_time: &mut Duration) -> Result<(), StepError> {
+    fn step(&mut self, step: &StepRows<'_>) -> Result<Duration, StepError> {
         let key = step.session;
         let session =
             self.sessions.get_mut(&key).ok_or(StepError::UnknownSession { session: key })?;
@@ -148,15 +155,20 @@ impl StatefulBackend {
         if masked > limit {
             return Err(StepError::Bloated { session: key, masked, limit });
         }
-        let started = Instant::now();
-        let result = self.infer(step, &slots, restart);
-        *infer_time = started.elapsed();
-        if let Err(error) = result {
+        self.infer(step, &slots, restart).map_err(|error| {
             // What the request has stored by now is not known.
             self.sessions.remove(&key);
-            return Err(StepError::Runtime(Box::new(error)));
-        }
-        Ok(())
+            StepError::Runtime(Box::new(error))
+        })
+    }
+
+    /// The output of the step that ran last.
+    fn output(&self) -> Result<StageOutput<'_>, StepError> {
+        let rows = self.graph.output().map_err(|error| StepError::Runtime(Box::new(error)))?;
+        Ok(match self.spec.is_last() {
+            true => StageOutput::Logits(rows),
+            false => StageOutput::Hidden(rows),
+        })
     }
 
     fn infer(
@@ -164,21 +176,23 @@ impl StatefulBackend {
         step: &StepRows<'_>,
         slots: &Slots,
         restart: bool,
-    ) -> Result<(), error::InferError> {
-        let Some(session) = self.sessions.get_mut(&step.session) else { return Ok(()) };
+    ) -> Result<Duration, error::InferError> {
+        let Some(session) = self.sessions.get_mut(&step.session) else {
+            return Err(error::InferError::Closed);
+        };
         if restart {
             session.request = self.model.request()?;
         }
         let (start_pos, tokens) = (step.start_pos, step.tokens);
         let rows = Rows { start_pos, tokens, hidden: step.hidden, wanted: step.wanted };
-        self.graph.infer(&mut session.request, slots, &rows)?;
+        let infer_time = self.graph.infer(&mut session.request, slots, &rows)?;
         let n_out = if self.spec.is_last() { step.wanted.len() } else { tokens.len() };
         let (expected, found) = (n_out * self.graph.row_width(), self.graph.output()?.len());
         if found != expected {
             return Err(error::InferError::Output { expected, found });
         }
         slots.clone_into(&mut session.slots);
-        Ok(())
+        Ok(infer_time)
     }
 }
 
@@ -202,20 +216,20 @@ impl Backend for StatefulBackend {
     }
 
     fn close(&mut self, session: SessionKey) {
-        self.sessions.remove(&session);
+        let Some(closed) = self.sessions.remove(&session) else { return };
+        self.closed_bytes += closed.slots.physical() as u64 * self.info.kv_bytes_per_token;
+        drop(closed);
+        if self.closed_bytes >= TRIM_BYTES {
+            self.closed_bytes = 0;
+            openvino::trim();
+        }
     }
 
     fn run(&mut self, steps: &[StepRows<'_>], done: &mut dyn FnMut(StepDone<'_>)) {
         for (index, step) in steps.iter().enumerate() {
-            let mut infer_time = Duration::ZERO;
-            let result =
-                check_alone(steps, index).and_then(|()| self.step(step, &mut infer_time)).and_then(
-                    |()| self.graph.output().map_err(|error| StepError::Runtime(Box::new(error))),
-                );
-            let output = result.map(|rows| match self.spec.is_last() {
-                true => StageOutput::Logits(rows),
-                false => StageOutput::Hidden(rows),
-            });
+            let result = check_alone(steps, index).and_then(|()| self.step(step));
+            let infer_time = result.as_ref().copied().unwrap_or_default();
+            let output = result.and_then(|_| self.output());
             done(StepDone { index, output, infer_time });
         }
     }

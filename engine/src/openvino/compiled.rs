@@ -2,18 +2,17 @@
 
 #![expect(unsafe_code, reason = "calls the C API")]
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::ptr::{self, NonNull};
 
 use openvino_sys::{
     ov_compiled_model_create_infer_request, ov_compiled_model_free, ov_compiled_model_get_property,
     ov_compiled_model_input_by_index, ov_compiled_model_inputs_size,
     ov_compiled_model_outputs_size, ov_compiled_model_t, ov_core_compile_model_from_file_props,
-    ov_free, ov_output_const_port_free, ov_output_const_port_t, ov_port_get_any_name,
-    ov_property_t,
+    ov_output_const_port_free, ov_output_const_port_t, ov_port_get_any_name, ov_property_t,
 };
 
-use super::runtime::{Runtime, not_null};
+use super::runtime::{Runtime, Text, not_null};
 use super::{InferRequest, InferenceError, c_text, check};
 
 /// A model on a device.
@@ -120,22 +119,5 @@ impl Drop for Port {
     fn drop(&mut self) {
         // SAFETY: the handle came from OpenVINO and is freed once.
         unsafe { ov_output_const_port_free(self.0.as_ptr()) };
-    }
-}
-
-/// A string that OpenVINO allocated.
-struct Text(NonNull<std::ffi::c_char>);
-
-impl Text {
-    fn read(&self) -> String {
-        // SAFETY: OpenVINO returns NUL-terminated strings that live until they are freed.
-        unsafe { CStr::from_ptr(self.0.as_ptr()) }.to_string_lossy().into_owned()
-    }
-}
-
-impl Drop for Text {
-    fn drop(&mut self) {
-        // SAFETY: the string came from OpenVINO and is freed once.
-        unsafe { ov_free(self.0.as_ptr()) };
     }
 }

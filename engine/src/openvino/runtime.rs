@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "calls the C API")]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use openvino_sys::{
     ov_available_devices_free, ov_available_devices_t, ov_core_create, ov_core_free,
-    ov_core_get_available_devices, ov_core_set_properties, ov_core_t, ov_property_t,
+    ov_core_get_available_devices, ov_core_get_property, ov_core_set_properties, ov_core_t,
+    ov_free, ov_property_t,
 };
 
 use super::{InferenceError, c_text, check};
@@ -135,7 +136,10 @@ impl Runtime {
         key: &str,
         value: &str,
     ) -> Result<(), InferenceError> {
-        Core::new()?.set_property(device, key, value)
+        let core = Core::new()?;
+        core.set_property(device, key, value)?;
+        // A device is loaded, and its properties are looked at, when something is asked of it.
+        core.property(device, "SUPPORTED_PROPERTIES").map(drop)
     }
 
     pub(super) fn core(&self) -> *const ov_core_t {
@@ -194,7 +198,9 @@ impl Core {
         let mut devices = Vec::with_capacity(list.size);
         for i in 0..list.size {
             // SAFETY: OpenVINO gives `size` pointers at `devices`.
-            let name = unsafe { *list.devices.add(i) };
+            let place = unsafe { list.devices.add(i) };
+            // SAFETY: as above; `i` is below `size`.
+            let name = unsafe { *place };
             // SAFETY: each one is a NUL-terminated string until the list is freed below.
             let name = unsafe { CStr::from_ptr(name) };
             devices.push(name.to_string_lossy().into_owned());
@@ -212,12 +218,37 @@ impl Core {
         // array entry is alive as well. The keys used here take string values.
         check(unsafe { ov_core_set_properties(core, device, 1, &raw const property) })
     }
+
+    fn property(&self, device: &str, key: &str) -> Result<String, InferenceError> {
+        let (device, key, mut value) = (c_text(device)?, c_text(key)?, ptr::null_mut());
+        let (core, device, key) = (self.0.as_ptr(), device.as_ptr(), key.as_ptr());
+        // SAFETY: both strings are NUL-terminated and alive; `value` is a valid place.
+        check(unsafe { ov_core_get_property(core, device, key, &raw mut value) })?;
+        Ok(Text(not_null(value)?).read())
+    }
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
         // SAFETY: the handle came from ov_core_create and is freed once.
         unsafe { ov_core_free(self.0.as_ptr()) };
+    }
+}
+
+/// A string that OpenVINO allocated.
+pub(super) struct Text(pub(super) NonNull<c_char>);
+
+impl Text {
+    pub(super) fn read(&self) -> String {
+        // SAFETY: OpenVINO returns NUL-terminated strings that live until they are freed.
+        unsafe { CStr::from_ptr(self.0.as_ptr()) }.to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Text {
+    fn drop(&mut self) {
+        // SAFETY: the string came from OpenVINO and is freed once.
+        unsafe { ov_free(self.0.as_ptr()) };
     }
 }
 

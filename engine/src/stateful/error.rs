@@ -124,6 +124,9 @@ pub(super) enum InferError {
     /// OpenVINO says so.
     #[error("OpenVINO failed")]
     OpenVino(#[source] InferenceError),
+    /// The session went away.
+    #[error("the session is closed")]
+    Closed,
     /// The output has another size than rows and width ask for.
     #[error("the output has {found} numbers, expected {expected}")]
     Output {

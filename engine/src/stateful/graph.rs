@@ -4,6 +4,7 @@
 //! inference, so a session keeps nothing but its KV cache.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::openvino::{CompiledModel, InferRequest, InferenceError, Tensor};
 use crate::stage::StageSpec;
@@ -109,13 +110,14 @@ impl Graph {
         self.output.values()
     }
 
-    /// Runs rows in a request. `slots` must hold them already.
+    /// Runs rows in a request and returns the time of the inference alone. `slots` must hold the
+    /// rows already.
     pub(super) fn infer(
         &mut self,
         request: &mut InferRequest,
         slots: &Slots,
         rows: &Rows<'_>,
-    ) -> Result<(), InferenceError> {
+    ) -> Result<Duration, InferenceError> {
         let n_rows = rows.tokens.len();
         let row_input = match &mut self.rows {
             RowInput::Tokens(placed) => {
@@ -142,7 +144,9 @@ impl Graph {
                 .write(&[rows.wanted.len()], rows.wanted.iter().map(|&row| i64::from(row)))?;
             inputs.push(logit_rows.input());
         }
-        request.infer(&inputs, &mut self.output)
+        let started = Instant::now();
+        request.infer(&inputs, &mut self.output)?;
+        Ok(started.elapsed())
     }
 }
 
