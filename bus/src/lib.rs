@@ -22,6 +22,7 @@ mod events;
 mod options;
 mod publish;
 mod request;
+mod settings;
 mod stream;
 mod subscription;
 
@@ -32,5 +33,6 @@ pub use error::{
 };
 pub use events::{BusEvent, BusEvents};
 pub use options::BusOptions;
+pub use settings::{Role, SeedError};
 pub use stream::EventStream;
 pub use subscription::{Delivery, Subscription};

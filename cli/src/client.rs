@@ -1,10 +1,8 @@
 //! What every command that talks to a running fleet needs: the broker's address and a connection.
 
 use serde::{Deserialize, Serialize};
-use stagebus_bus::Bus;
+use stagebus_bus::{Bus, BusOptions, Role};
 use stagebus_settings::{BrokerSettings, Overrides, ProcessArgs};
-
-use crate::broker;
 
 /// Options of a client.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -28,7 +26,8 @@ impl ClientArgs {
     /// # Errors
     /// Configuration that is wrong and a broker that cannot be reached.
     pub async fn connect(&self, name: &str) -> anyhow::Result<Bus> {
-        broker::connect(&self.broker_settings()?, name).await
+        let options = BusOptions::from_settings(&self.broker_settings()?, Role::Client, name)?;
+        Ok(Bus::connect(options).await?)
     }
 
     fn broker_settings(&self) -> anyhow::Result<BrokerSettings> {

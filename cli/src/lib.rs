@@ -1,7 +1,6 @@
 //! The command line of Stagebus: one module per command, the program itself is thin.
 
 pub mod ask;
-pub mod broker;
 pub mod check;
 pub mod client;
 pub mod command;
@@ -11,7 +10,6 @@ pub mod exit;
 pub mod local;
 pub mod progress;
 pub mod shard;
-pub mod signals;
 pub mod source;
 pub mod status;
 pub mod up;

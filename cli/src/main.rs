@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser as _;
 use stagebus_cli::command::{self, Cli};
-use stagebus_cli::{exit, signals};
+use stagebus_cli::exit;
+use stagebus_settings::process;
 use tokio_util::sync::CancellationToken;
 
 /// Threads for work that blocks, such as encoding prompts: more would only take time from the
@@ -24,8 +25,9 @@ fn main() -> ExitCode {
     let result = runtime.and_then(|runtime| {
         let stop = CancellationToken::new();
         let work = command::run(cli, stop.clone());
+        // Later signals change nothing: every wait after the first has a bound.
         let result = runtime
-            .block_on(signals::run_until_stopped(&stop, work))
+            .block_on(process::with_signals(work, || stop.cancel()))
             .context("cannot watch for signals")
             .unwrap_or_else(Err);
         // A shard that is still loading cannot be called off; the process does not wait for it.

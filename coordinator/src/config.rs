@@ -61,7 +61,7 @@ impl Default for CoordinatorSettings {
             route_wait_ms: 2_000,
             open_timeout_ms: 5_000,
             step_timeout_ms: 30_000,
-            drain_ms: 30_000,
+            drain_ms: 10_000,
             announce_ms: 500,
         }
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use stagebus_bus::{Bus, PublishError, RequestError};
+use stagebus_bus::{Bus, BusOptions, PublishError, RequestError, Role};
 use stagebus_schemas::codec::{self, encode_public};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, ModelName, SessionId, StageIndex, WorkerId};
@@ -34,7 +34,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use crate::action::{Action, Effect, OpenAnswer, OpenFailure};
-use crate::broker;
 use crate::client::Client;
 use crate::config::CoordinatorConfig;
 use crate::error::CoordinatorError;
@@ -42,6 +41,13 @@ use crate::fleet_view::ShardSetIdentity;
 use crate::inputs::{Inputs, Wake};
 use crate::prefill::{MIN_CHUNK_ROWS, rows_per_message};
 use crate::state::{Model, Name, State};
+
+/// How long the start waits for a broker that is not there yet.
+const CONNECT_WAIT: Duration = Duration::from_secs(10);
+
+/// Messages that wait in one subscription. Head rows are bounded by the steps under way; prompts
+/// beyond this number, come faster than they can be refused, are dropped by the client.
+const SUBSCRIPTION_CAPACITY: usize = 8192;
 
 /// How long the last messages may take to leave at the end.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -78,7 +84,16 @@ pub async fn run(
     config.settings.validate()?;
     let (model, hidden_dim) = load_model(&config)?;
     let id = CoordinatorId::random();
-    let bus = broker::connect(&config.broker, &id).await?;
+    let options = BusOptions {
+        connect_wait: CONNECT_WAIT,
+        subscription_capacity: SUBSCRIPTION_CAPACITY,
+        ..BusOptions::from_settings(
+            &config.broker,
+            Role::Coordinator,
+            &format!("coordinator {id}"),
+        )?
+    };
+    let bus = Bus::connect(options).await?;
     let max_chunk_rows = max_chunk_rows(&config, &model, hidden_dim, bus.max_payload())?;
     let subjects = Subjects::new(&model.identity.model);
     let ready = Ready {

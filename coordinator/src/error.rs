@@ -1,8 +1,6 @@
 //! Why a coordinator does not start, or ends.
 
-use std::path::PathBuf;
-
-use stagebus_bus::{BusError, PublishError, SubscribeError};
+use stagebus_bus::{BusError, PublishError, SeedError, SubscribeError};
 use stagebus_schemas::ids::IdError;
 use stagebus_settings::SettingsError;
 use stagebus_settings::logging::LogError;
@@ -42,14 +40,8 @@ pub enum CoordinatorError {
         found: usize,
     },
     /// The file with the nkey seed cannot be read.
-    #[error("cannot read broker.nkey_seed_file {}", path.display())]
-    SeedFile {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Seed(#[from] SeedError),
     /// There is no connection to the broker.
     #[error("cannot connect to the broker")]
     Broker(#[from] BusError),

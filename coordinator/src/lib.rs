@@ -4,7 +4,6 @@
 //! without waiting. It needs a shard set's manifest, tokenizer and chat template, no weights.
 
 mod action;
-mod broker;
 mod client;
 mod config;
 mod coordinator;
@@ -18,7 +17,6 @@ mod session;
 #[cfg(test)]
 #[path = "../tests/support/shard_set.rs"]
 mod shard_set;
-mod signals;
 mod state;
 mod stop;
 mod timings;

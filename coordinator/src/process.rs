@@ -1,16 +1,14 @@
 //! The coordinator as a process: flags, configuration, logging, the ready line.
 
-use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
-use stagebus_settings::{Overrides, ProcessArgs, logging};
+use stagebus_settings::{Overrides, ProcessArgs, logging, process};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::config::{CoordinatorConfig, CoordinatorSettings};
 use crate::coordinator::{Ready, run};
 use crate::error::CoordinatorError;
-use crate::signals::run_until_signalled;
 
 /// Flags of `coordinator` and `stagebus coordinator`.
 #[derive(Debug, Clone, clap::Args)]
@@ -45,7 +43,7 @@ pub async fn serve(
     logging::init(&loaded.log)?;
     info!(broker = ?loaded.broker, settings = ?loaded.process, "configuration");
     if args.exit_with_parent {
-        cancel_with_stdin(shutdown.clone())?;
+        process::watch_parent(shutdown.clone()).map_err(CoordinatorError::Thread)?;
     }
     let config = CoordinatorConfig {
         shards: args.shards,
@@ -62,34 +60,15 @@ pub async fn serve(
 /// [`CoordinatorError`].
 pub async fn serve_until_signalled(args: CoordinatorArgs) -> Result<(), CoordinatorError> {
     let shutdown = CancellationToken::new();
-    run_until_signalled(&shutdown, Box::pin(serve(args, shutdown.clone())))
+    // Later signals change nothing: every wait after the first has a bound.
+    process::with_signals(Box::pin(serve(args, shutdown.clone())), || shutdown.cancel())
         .await
         .map_err(CoordinatorError::Signals)?
 }
 
 fn print_ready(ready: &Ready) {
-    let line = match serde_json::to_string(ready) {
-        Ok(line) => line,
-        Err(error) => return error!(%error, "ready line cannot be written"),
-    };
-    let mut out = io::stdout().lock();
-    if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {
+    if let Err(error) = process::print_ready(ready) {
         error!(%error, "ready line cannot be written");
     }
     info!(id = %ready.id, model = %ready.model, "ready");
-}
-
-/// Watches standard input on a thread of its own, which ends with the process: a blocking read
-/// cannot be called off.
-fn cancel_with_stdin(shutdown: CancellationToken) -> Result<(), CoordinatorError> {
-    std::thread::Builder::new()
-        .name("parent-watch".to_owned())
-        .spawn(move || {
-            let mut buffer = [0; 64];
-            let mut stdin = io::stdin().lock();
-            while stdin.read(&mut buffer).is_ok_and(|n| n > 0) {}
-            shutdown.cancel();
-        })
-        .map(drop)
-        .map_err(CoordinatorError::Thread)
 }

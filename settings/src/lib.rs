@@ -1,4 +1,4 @@
-//! Layered configuration, logging and the search for the runtime, shared by all processes.
+//! Layered configuration, logging, signals and the search for the runtime, shared by all processes.
 //!
 //! Layers, weakest first: defaults, one TOML file, `STAGEBUS_*` variables, command-line flags.
 //! One file may serve a whole machine: each process reads `[broker]`, `[log]` and the table of its
@@ -26,6 +26,7 @@ pub mod environment;
 mod error;
 mod load;
 pub mod logging;
+pub mod process;
 mod runtime;
 mod secret;
 

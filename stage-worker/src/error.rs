@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stagebus_bus::{BusError, PublishError, SubscribeError};
+use stagebus_bus::{BusError, PublishError, SeedError, SubscribeError};
 use stagebus_engine::OpenStageError;
 use stagebus_schemas::ids::IdError;
 use stagebus_settings::logging::LogError;
 use stagebus_settings::{RuntimeError, SettingsError};
 use stagebus_shards::ShardSetError;
 
-use crate::broker::SeedError;
 use crate::config::SettingError;
 use crate::inference::CommandError;
 

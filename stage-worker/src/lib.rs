@@ -8,7 +8,6 @@
 //! owns the backend. Rules of the sessions, scheduling policy and message forms are pure modules
 //! with their own tests.
 
-mod broker;
 mod config;
 mod error;
 #[cfg(test)]
@@ -30,7 +29,6 @@ mod stage;
 mod stage_fixture;
 mod worker;
 
-pub use broker::SeedError;
 pub use config::{EngineChoice, ProfileChoice, SettingError, WorkerConfig, WorkerSettings};
 pub use error::WorkerError;
 pub use inference::CommandError;

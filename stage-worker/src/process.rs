@@ -1,9 +1,8 @@
 //! The worker as a process: flags, configuration, logging, the ready line, signals.
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
-use stagebus_settings::{Overrides, ProcessArgs, logging};
+use stagebus_settings::{Overrides, ProcessArgs, logging, process};
 
 use crate::config::{EngineChoice, ProfileChoice, WorkerConfig, WorkerSettings};
 use crate::error::WorkerError;
@@ -106,12 +105,7 @@ pub async fn serve_until_signalled(args: WorkerArgs) -> Result<(), WorkerError> 
 }
 
 fn print_ready(ready: &Ready) {
-    let written = serde_json::to_string(ready).map_err(io::Error::from).and_then(|line| {
-        let mut out = io::stdout().lock();
-        writeln!(out, "{line}")?;
-        out.flush()
-    });
-    if let Err(error) = written {
+    if let Err(error) = process::print_ready(ready) {
         // Whoever started this worker has closed the pipe; the fleet knows it by announcements.
         tracing::warn!(error = %error, "ready line not written");
     }

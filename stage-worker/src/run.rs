@@ -16,12 +16,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Serialize;
-use stagebus_bus::{Bus, PublishError};
+use stagebus_bus::{Bus, BusOptions, PublishError, Role};
 use stagebus_engine::backend::Backend;
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
 use tokio::runtime::Handle;
 
-use crate::broker;
 use crate::config::{WorkerConfig, WorkerSettings};
 use crate::error::WorkerError;
 use crate::inference::{Inference, InferenceOptions};
@@ -72,17 +71,23 @@ pub async fn run(
     serve(bus, stage, backend, &config.settings, &shutdown, on_ready).await
 }
 
+/// Messages that wait in one subscription. Enough for every step that the queue takes, so the
+/// queue's "overloaded" comes before a silent drop.
+fn subscription_capacity(queue_capacity: u32) -> usize {
+    queue_capacity as usize + 256
+}
+
 async fn start(config: &WorkerConfig) -> Result<(Bus, Arc<Stage>, Box<dyn Backend>), WorkerError> {
     let settings = config.settings.clone();
     let (stage, backend) = tokio::task::spawn_blocking(move || load(&settings))
         .await
         .map_err(|error| WorkerError::Thread { name: "loading", source: error.into() })??;
-    let options = broker::options(
-        &config.broker,
-        &format!("worker {}", stage.worker),
-        config.settings.queue_capacity,
-        Duration::from_millis(config.settings.connect_wait_ms),
-    )?;
+    let name = format!("worker {}", stage.worker);
+    let options = BusOptions {
+        subscription_capacity: subscription_capacity(config.settings.queue_capacity),
+        connect_wait: Duration::from_millis(config.settings.connect_wait_ms),
+        ..BusOptions::from_settings(&config.broker, Role::Worker, &name)?
+    };
     Ok((Bus::connect(options).await?, Arc::new(stage), backend))
 }
 

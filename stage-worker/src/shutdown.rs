@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use stagebus_settings::process;
 use tokio_util::sync::CancellationToken;
 
 /// Time that running sessions get when the parent is gone: their coordinator is most likely gone
@@ -31,19 +32,13 @@ impl Shutdown {
     /// # Errors
     /// The system refuses to pass signals on.
     pub async fn with_signals<T>(&self, work: impl Future<Output = T>) -> std::io::Result<T> {
-        let mut signals = Signals::new()?;
-        tokio::pin!(work);
-        loop {
-            tokio::select! {
-                outcome = &mut work => return Ok(outcome),
-                () = signals.next() => {
-                    if self.drain.is_cancelled() {
-                        self.stop.cancel();
-                    }
-                    self.drain.cancel();
-                }
+        let on_signal = || {
+            if self.drain.is_cancelled() {
+                self.stop.cancel();
             }
-        }
+            self.drain.cancel();
+        };
+        process::with_signals(work, on_signal).await
     }
 
     /// Runs `work` and watches standard input meanwhile: its end means that the parent process is
@@ -53,7 +48,7 @@ impl Shutdown {
     /// The system has no thread to watch standard input.
     pub async fn with_parent<T>(&self, work: impl Future<Output = T>) -> std::io::Result<T> {
         let gone = CancellationToken::new();
-        watch_stdin(gone.clone())?;
+        process::watch_parent(gone.clone())?;
         let leave = async {
             gone.cancelled().await;
             self.drain.cancel();
@@ -72,63 +67,5 @@ impl Shutdown {
 impl From<CancellationToken> for Shutdown {
     fn from(drain: CancellationToken) -> Self {
         Self { drain, stop: CancellationToken::new() }
-    }
-}
-
-/// Cancels `gone` at the end of standard input. The thread blocks in a read that nothing can
-/// interrupt, so it is never joined and ends with the process.
-fn watch_stdin(gone: CancellationToken) -> std::io::Result<()> {
-    let read_to_end = move || {
-        // An input that cannot be read has ended too.
-        drop(std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()));
-        gone.cancel();
-    };
-    std::thread::Builder::new().name("parent-watch".to_owned()).spawn(read_to_end).map(drop)
-}
-
-#[cfg(unix)]
-struct Signals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
-
-#[cfg(windows)]
-struct Signals {
-    interrupt: tokio::signal::windows::CtrlC,
-    brk: tokio::signal::windows::CtrlBreak,
-    close: tokio::signal::windows::CtrlClose,
-}
-
-#[cfg(windows)]
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close};
-        Ok(Self { interrupt: ctrl_c()?, brk: ctrl_break()?, close: ctrl_close()? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.brk.recv() => {}
-            _ = self.close.recv() => {}
-        }
     }
 }
