@@ -35,6 +35,9 @@ use slots::Slots;
 /// the few milliseconds it takes do not count.
 const TRIM_BYTES: u64 = 64 << 20;
 
+/// The same for a stage without sessions, which has nothing better to do.
+const IDLE_TRIM_BYTES: u64 = 8 << 20;
+
 /// One stage on OpenVINO.
 #[derive(Debug)]
 pub struct StatefulBackend {
@@ -219,7 +222,8 @@ impl Backend for StatefulBackend {
         let Some(closed) = self.sessions.remove(&session) else { return };
         self.closed_bytes += closed.slots.physical() as u64 * self.info.kv_bytes_per_token;
         drop(closed);
-        if self.closed_bytes >= TRIM_BYTES {
+        let enough = if self.sessions.is_empty() { IDLE_TRIM_BYTES } else { TRIM_BYTES };
+        if self.closed_bytes >= enough {
             self.closed_bytes = 0;
             openvino::trim();
         }
