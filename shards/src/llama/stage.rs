@@ -74,6 +74,7 @@ pub(crate) fn build_stage(
     }
     for layer in layers {
         hidden = stage.layer(layer, &context, hidden)?;
+        stage.release_all();
     }
     if is_last {
         let logit_rows = stage.graph.parameter("logit_rows", ElementType::I64, &[None]);
@@ -94,6 +95,16 @@ impl StageBuilder<'_> {
     /// Counts a tensor as written.
     pub(crate) fn converted(&mut self, tensor: &TensorInfo) {
         (self.on_converted)(tensor.n_bytes() as u64);
+    }
+
+    /// Gives all mapped pages back to the system.
+    ///
+    /// A fault maps neighbouring pages too, so releasing tensor by tensor leaves some pages at
+    /// every tensor's edge: about a megabyte a layer.
+    fn release_all(&self) {
+        for tensor in self.gguf.tensors() {
+            self.gguf.release(tensor);
+        }
     }
 
     /// Looks tokens up in the embedding table.
