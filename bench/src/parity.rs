@@ -21,9 +21,10 @@ use stagebus_fleet::FleetSpec;
 use stagebus_shards::WeightMode;
 use stagebus_shards::text::TextModel;
 
-use crate::harness::claims::{Bound, Claim, Target};
+use crate::harness::claims::{Bound, Target};
 use crate::harness::machine::{self, Machine};
 use crate::harness::{claims, output};
+use hops::Placement;
 use report::{ParityReport, SetUp};
 
 /// The model that `cargo xtask setup` puts into the runtime folder.
@@ -150,15 +151,15 @@ impl Context {
             .with_context(|| format!("no set with {n_stages} stages and {weights} weights"))
     }
 
-    /// A fleet for a shard set: fast profile, one inference thread a worker, every process on the
-    /// core.
+    /// A fleet of `n_stages` stages: exact weights, fast profile, one inference thread a worker.
     ///
     /// # Errors
-    /// The running program cannot be found.
-    pub fn fleet(&self, shards: &Path, n_stages: usize) -> anyhow::Result<FleetSpec> {
+    /// There is no such shard set, or the running program cannot be found.
+    pub fn fleet(&self, n_stages: usize, placement: Placement) -> anyhow::Result<FleetSpec> {
+        let shards = self.set(n_stages, WeightMode::Exact)?;
         let mut spec = FleetSpec::new(machine::this_program()?, shards.to_owned());
         spec.settings = vec!["worker.profile=fast".to_owned(), "worker.threads=1".to_owned()];
-        hops::Placement::OneCore.apply(&mut spec, self.cpu, n_stages);
+        placement.apply(&mut spec, self.cpu, n_stages);
         Ok(spec)
     }
 }
@@ -218,11 +219,6 @@ fn print(report: &ParityReport, json: bool) -> anyhow::Result<()> {
         output::print_json(report)?;
     }
     Ok(())
-}
-
-/// The claim of a target for which a part of the scenario did not run.
-fn missing(target: &Target, why: &str) -> Claim {
-    target.missing(why)
 }
 
 fn model(named: Option<&Path>) -> anyhow::Result<PathBuf> {

@@ -246,16 +246,19 @@ impl Decode {
             GenaiBackend::ALL.into_iter().filter_map(ratio).min_by(|(a, _), (b, _)| a.total_cmp(b));
         match fastest {
             None => SHARD_VS_GENAI.missing(self.absent.join("; ")),
-            Some((ratio, theirs)) => SHARD_VS_GENAI.measured(
-                ratio,
-                format!(
-                    "{} {} over {}, median of {} rounds in turn",
-                    theirs.version,
-                    theirs.name,
-                    ours.name,
-                    ours.round_ms.len()
-                ),
-            ),
+            Some((ratio, theirs)) => {
+                let (version, name, n_rounds) =
+                    (&theirs.version, &theirs.name, ours.round_ms.len());
+                let by_cpu = theirs
+                    .cpu_ms
+                    .zip(ours.cpu_ms)
+                    .map_or_else(String::new, |(a, b)| format!("; by processor time {:.3}", a / b));
+                let how = format!(
+                    "{version}, {name} over {}, median of {n_rounds} rounds in turn{by_cpu}",
+                    ours.name
+                );
+                SHARD_VS_GENAI.measured(ratio, how)
+            }
         }
     }
 }

@@ -10,7 +10,6 @@
 
 use serde::Serialize;
 use stagebus_fleet::{BrokerChoice, FleetSpec};
-use stagebus_shards::WeightMode;
 
 use super::{Context, HOP_OVERHEAD};
 use crate::fleet_run::{FleetRun, StepTime};
@@ -91,7 +90,7 @@ pub struct Hops {
 /// # Errors
 /// A fleet that does not run.
 pub(super) async fn reference_tokens(context: &Context) -> anyhow::Result<Vec<u32>> {
-    let fleet = FleetRun::start(context.fleet(context.set(1, WeightMode::Exact)?, 1)?).await?;
+    let fleet = FleetRun::start(context.fleet(1, Placement::OneCore)?).await?;
     let answer = fleet.ask(&context.prompt, context.n_tokens, false).await;
     fleet.end().await?;
     let tokens = answer?.tokens;
@@ -139,11 +138,7 @@ async fn place(
 ) -> anyhow::Result<Vec<Hops>> {
     let mut fleets = Vec::new();
     for &n_stages in stages {
-        let mut spec = context.fleet(context.set(n_stages, WeightMode::Exact)?, n_stages)?;
-        spec.pinning = stagebus_fleet::Pinning::default();
-        spec.broker = BrokerChoice::Private(stagebus_fleet::BrokerOptions::default());
-        placement.apply(&mut spec, context.cpu, n_stages);
-        let fleet = FleetRun::start(spec).await?;
+        let fleet = FleetRun::start(context.fleet(n_stages, placement)?).await?;
         let tokens = fleet.ask(&context.prompt, context.n_tokens, false).await?.tokens;
         anyhow::ensure!(
             n_stages > 1 || tokens == reference,

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 use stagebus_shards::WeightMode;
 
-use super::{Context, SHARD_PEAK, SHARD_PEAK_GROWTH, SHARD_SECONDS, missing};
+use super::{Context, SHARD_PEAK, SHARD_PEAK_GROWTH, SHARD_SECONDS};
 use crate::harness::claims::Claim;
 use crate::harness::output;
 use crate::harness::stats::median;
@@ -99,7 +99,7 @@ pub(super) async fn big(folder: &Path, quiet: bool) -> anyhow::Result<Vec<BigSha
 pub(super) fn seconds_claim(all: &[Sharded]) -> Claim {
     let exact = all.iter().filter(|sharded| sharded.weights == WeightMode::Exact);
     match median(exact.map(|sharded| sharded.sharding.seconds)) {
-        None => missing(&SHARD_SECONDS, "nothing was sharded"),
+        None => SHARD_SECONDS.missing("nothing was sharded"),
         Some(seconds) => {
             SHARD_SECONDS.measured(seconds, "median over stage counts, no core chosen")
         }
@@ -109,7 +109,7 @@ pub(super) fn seconds_claim(all: &[Sharded]) -> Claim {
 /// The claim on memory: the largest of all.
 pub(super) fn peak_claim(all: &[Sharded]) -> Claim {
     match all.iter().filter_map(|sharded| sharded.sharding.peak_rss_bytes).max() {
-        None => missing(&SHARD_PEAK, "this platform does not tell peak memory"),
+        None => SHARD_PEAK.missing("this platform does not tell peak memory"),
         Some(peak) => SHARD_PEAK.measured(
             peak as f64 / MEGABYTE,
             "peak resident memory of the process, mapped file pages included",
@@ -120,7 +120,7 @@ pub(super) fn peak_claim(all: &[Sharded]) -> Claim {
 /// The claim that memory does not follow the model's size.
 pub(super) fn growth_claim(all: Option<&Vec<BigSharded>>) -> Claim {
     let Some(all) = all else {
-        return missing(&SHARD_PEAK_GROWTH, "not asked for: give --big-gguf");
+        return SHARD_PEAK_GROWTH.missing("not asked for: give --big-gguf");
     };
     let peaks: Option<Vec<f64>> =
         all.iter().map(|big| Some(big.sharding.peak_rss_bytes? as f64)).collect();
@@ -136,7 +136,7 @@ pub(super) fn growth_claim(all: Option<&Vec<BigSharded>>) -> Claim {
             let how = format!("peak resident memory, file: {}", sizes.join(", "));
             SHARD_PEAK_GROWTH.measured(large / small, how)
         }
-        _ => missing(&SHARD_PEAK_GROWTH, "this platform does not tell peak memory"),
+        _ => SHARD_PEAK_GROWTH.missing("this platform does not tell peak memory"),
     }
 }
 

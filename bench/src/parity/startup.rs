@@ -14,7 +14,7 @@ use stagebus_shards::WeightMode;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-use super::{Context, UP_TO_FIRST_TOKEN, missing};
+use super::{Context, UP_TO_FIRST_TOKEN};
 use crate::harness::claims::Claim;
 use crate::harness::machine;
 use crate::harness::stats::median;
@@ -126,7 +126,7 @@ async fn end(mut child: Child) -> anyhow::Result<()> {
 pub(super) fn claim(startup: Option<&Startup>) -> Claim {
     let seconds = startup.and_then(|startup| median(startup.first_token_s.iter().copied()));
     match seconds {
-        None => missing(&UP_TO_FIRST_TOKEN, "a set of 2 stages is needed: give --stages 2"),
+        None => UP_TO_FIRST_TOKEN.missing("a set of 2 stages is needed: give --stages 2"),
         Some(seconds) => UP_TO_FIRST_TOKEN
             .measured(seconds, format!("median of {N_STARTS} starts, 2 stages, exact weights")),
     }
