@@ -60,6 +60,10 @@ pub fn open_backend(
             let library = request.library.ok_or(RuntimeError::NotGiven)?;
             let runtime = Runtime::load(library)?;
             let files = request.shards.stage_files(request.stage)?;
+            // A folder per model: compiled models are told apart by path and time of their files.
+            let fingerprint = &request.shards.manifest.fingerprint;
+            let cache_dir = options.cache_dir.as_ref().map(|dir| dir.join(fingerprint));
+            let options = &EngineOptions { cache_dir, ..options.clone() };
             let backend = StatefulBackend::load(&runtime, &files, spec, options)?;
             let info = backend.info();
             tracing::info!(

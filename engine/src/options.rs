@@ -106,7 +106,8 @@ pub struct EngineOptions {
     /// Inference threads; `None` leaves the choice to OpenVINO (all cores).
     pub threads: Option<usize>,
     /// Folder for compiled models, so that the next start is quicker. OpenVINO creates it. A file
-    /// in it belongs to one shard file, device and set of properties.
+    /// in it belongs to one shard file, device and set of properties, and is about as large as the
+    /// shard; [`crate::open_backend`] puts the files of a model into a folder below.
     pub cache_dir: Option<PathBuf>,
     /// Most open sessions.
     pub max_sessions: usize,

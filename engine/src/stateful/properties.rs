@@ -6,7 +6,8 @@
 use crate::options::{EngineOptions, Profile};
 
 /// The CPU's own properties, whatever the profile: one stream, because one thread infers, and no
-/// pinning, because several stages of one machine would be pinned to the same cores.
+/// pinning, because that binds the first thread of every process to core 0, and with it all
+/// stages of a machine.
 const CPU: [(&str, &str); 2] = [("NUM_STREAMS", "1"), ("ENABLE_CPU_PINNING", "NO")];
 
 /// No kernel that rounds inputs, no shorter numbers.
