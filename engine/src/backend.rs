@@ -139,6 +139,16 @@ pub enum StepError {
         /// Limit.
         limit: usize,
     },
+    /// Not enough free KV blocks: end or preempt another session, then send the step again.
+    #[error("session {session} needs {needed} more KV blocks, {available} are free")]
+    OutOfBlocks {
+        /// The session.
+        session: SessionKey,
+        /// Blocks that the step needs.
+        needed: usize,
+        /// Blocks that are free.
+        available: usize,
+    },
     /// The runtime failed. The session is closed: its cache may be half written.
     #[error("inference failed, the session is closed")]
     Runtime(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -1,8 +1,10 @@
 //! Runs one stage of a model: sessions, their KV caches, steps.
 //!
 //! [`Backend`] is the contract. [`open_backend`] gives the backend that an [`EngineKind`] names:
-//! the **stateful** one runs a shard with OpenVINO, the one of [`testing`] computes a toy model
-//! without it. Nothing here knows the broker, and only `openvino` calls OpenVINO.
+//! the **paged** one runs ragged micro-batches of many sessions over shared KV blocks, the
+//! **stateful** one runs one infer request per session, the one of [`testing`] computes a toy model
+//! without OpenVINO. Nothing here knows the broker; only `openvino` and the paged backend's `native`
+//! module call OpenVINO.
 //!
 //! **Example**: a whole model in one process is [`open_backend`], [`Backend::open`] and a loop of
 //! [`Backend::run`] and [`argmax::greedy`].
@@ -19,6 +21,8 @@ pub mod backend;
 pub mod open;
 pub mod openvino;
 pub mod options;
+pub mod paged;
+mod properties;
 pub mod stage;
 pub mod stateful;
 pub mod testing;
@@ -30,5 +34,6 @@ pub use backend::{
 pub use open::{OpenStageError, StageRequest, open_backend};
 pub use openvino::{Runtime, RuntimeError};
 pub use options::{EngineKind, EngineOptions, Profile};
+pub use paged::{PagedBackend, PagedError};
 pub use stage::{StageSpec, StageSpecError};
 pub use stateful::{LoadError, StatefulBackend};

@@ -7,6 +7,7 @@ use stagebus_shards::{ShardSet, ShardSetError};
 use crate::backend::Backend;
 use crate::openvino::{Runtime, RuntimeError};
 use crate::options::{EngineKind, EngineOptions};
+use crate::paged::{PagedBackend, PagedError};
 use crate::stage::{StageSpec, StageSpecError};
 use crate::stateful::{LoadError, StatefulBackend};
 use crate::testing::{TestBackend, TestModel};
@@ -37,6 +38,9 @@ pub enum OpenStageError {
     /// The stage cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The stage cannot be loaded for paged attention.
+    #[error(transparent)]
+    Paged(#[from] PagedError),
 }
 
 /// Opens the backend that `kind` names. The backend may move to another thread once.
@@ -56,27 +60,70 @@ pub fn open_backend(
             let test = options.test.clone();
             Ok(Box::new(TestBackend::new(model, spec, test)))
         }
-        EngineKind::Auto | EngineKind::Stateful => {
-            let library = request.library.ok_or(RuntimeError::NotGiven)?;
-            let runtime = Runtime::load(library)?;
-            let files = request.shards.stage_files(request.stage)?;
-            // A folder per model: compiled models are told apart by path and time of their files.
-            let fingerprint = &request.shards.manifest.fingerprint;
-            let cache_dir = options.cache_dir.as_ref().map(|dir| dir.join(fingerprint));
-            let options = &EngineOptions { cache_dir, ..options.clone() };
-            let backend = StatefulBackend::load(&runtime, &files, spec, options)?;
-            let info = backend.info();
-            tracing::info!(
-                openvino = info.openvino,
-                device = options.device,
-                profile = options.profile.as_str(),
-                inference_precision = info.inference_precision,
-                kv_precision = info.kv_precision,
-                kv_bytes_per_token = info.kv_bytes_per_token,
-                load_ms = info.load_time.as_millis() as u64,
-                "stage loaded"
-            );
-            Ok(Box::new(backend))
-        }
+        EngineKind::Paged => Ok(Box::new(open_paged(request, spec, options)?)),
+        EngineKind::Stateful => Ok(Box::new(open_stateful(request, spec, options)?)),
+        EngineKind::Auto => match open_paged(request, spec.clone(), options) {
+            Ok(backend) => Ok(Box::new(backend)),
+            Err(OpenStageError::Paged(error)) => {
+                let reason = &error as &dyn std::error::Error;
+                tracing::warn!(reason, "no paged attention here, sessions run one by one");
+                Ok(Box::new(open_stateful(request, spec, options)?))
+            }
+            Err(error) => Err(error),
+        },
     }
+}
+
+fn open_runtime(request: &StageRequest<'_>) -> Result<Runtime, OpenStageError> {
+    let library = request.library.ok_or(RuntimeError::NotGiven)?;
+    Ok(Runtime::load(library)?)
+}
+
+fn open_paged(
+    request: &StageRequest<'_>,
+    spec: StageSpec,
+    options: &EngineOptions,
+) -> Result<PagedBackend, OpenStageError> {
+    let runtime = open_runtime(request)?;
+    let files = request.shards.stage_files(request.stage)?;
+    let fingerprint = &request.shards.manifest.fingerprint;
+    let backend = PagedBackend::load(&runtime, &files, spec, fingerprint, options)?;
+    let info = backend.info();
+    tracing::info!(
+        openvino = runtime.build(),
+        device = options.device,
+        profile = options.profile.as_str(),
+        kv_precision = info.kv_precision,
+        kv_bytes_per_token = info.kv_bytes_per_token,
+        n_blocks = info.n_blocks,
+        load_ms = info.load_time.as_millis() as u64,
+        "stage loaded for paged attention"
+    );
+    Ok(backend)
+}
+
+fn open_stateful(
+    request: &StageRequest<'_>,
+    spec: StageSpec,
+    options: &EngineOptions,
+) -> Result<StatefulBackend, OpenStageError> {
+    let runtime = open_runtime(request)?;
+    let files = request.shards.stage_files(request.stage)?;
+    // A folder per model: compiled models are told apart by path and time of their files.
+    let fingerprint = &request.shards.manifest.fingerprint;
+    let cache_dir = options.cache_dir.as_ref().map(|dir| dir.join(fingerprint));
+    let options = &EngineOptions { cache_dir, ..options.clone() };
+    let backend = StatefulBackend::load(&runtime, &files, spec, options)?;
+    let info = backend.info();
+    tracing::info!(
+        openvino = info.openvino,
+        device = options.device,
+        profile = options.profile.as_str(),
+        inference_precision = info.inference_precision,
+        kv_precision = info.kv_precision,
+        kv_bytes_per_token = info.kv_bytes_per_token,
+        load_ms = info.load_time.as_millis() as u64,
+        "stage loaded"
+    );
+    Ok(backend)
 }

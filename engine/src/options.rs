@@ -12,6 +12,8 @@ pub enum EngineKind {
     /// The best one that shard and device allow.
     #[default]
     Auto,
+    /// OpenVINO with paged attention: micro-batches of many sessions over shared KV blocks.
+    Paged,
     /// OpenVINO with one infer request per session.
     Stateful,
     /// The toy model of [`crate::testing`]; the shard's weights are not read.
@@ -45,6 +47,7 @@ impl EngineKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
+            Self::Paged => "paged",
             Self::Stateful => "stateful",
             Self::Test => "test",
         }
@@ -61,10 +64,13 @@ impl FromStr for EngineKind {
     type Err = NameError;
 
     fn from_str(name: &str) -> Result<Self, NameError> {
-        [Self::Auto, Self::Stateful, Self::Test]
+        [Self::Auto, Self::Paged, Self::Stateful, Self::Test]
             .into_iter()
             .find(|kind| kind.as_str() == name)
-            .ok_or_else(|| NameError { found: name.to_owned(), expected: "auto, stateful, test" })
+            .ok_or_else(|| NameError {
+                found: name.to_owned(),
+                expected: "auto, paged, stateful, test",
+            })
     }
 }
 
@@ -119,6 +125,12 @@ pub struct EngineOptions {
     /// Masked positions, in tokens, from which a session counts in
     /// [`crate::KvUse::n_to_compact`], provided that they outnumber the others.
     pub compact_at: usize,
+    /// Memory for the KV blocks of the paged backend, in bytes; `None` takes a quarter of what the
+    /// machine has free. Blocks that no session can need are not made.
+    pub kv_bytes: Option<u64>,
+    /// Runs prompt rows as one-token sequences too (paged backend): a longer prefill, but then
+    /// later sessions can also share blocks that decoding wrote.
+    pub invariant_prefill: bool,
     /// Properties for OpenVINO, as (key, value). They override the profile's.
     pub properties: Vec<(String, String)>,
     /// What the test engine does besides computing.
@@ -136,6 +148,8 @@ impl Default for EngineOptions {
             context_limit: None,
             max_masked: 4096,
             compact_at: 256,
+            kv_bytes: None,
+            invariant_prefill: false,
             properties: Vec::new(),
             test: TestOptions::default(),
         }
@@ -156,7 +170,7 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        for kind in [EngineKind::Auto, EngineKind::Stateful, EngineKind::Test] {
+        for kind in [EngineKind::Auto, EngineKind::Paged, EngineKind::Stateful, EngineKind::Test] {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         for profile in [Profile::Exact, Profile::Fast] {

@@ -10,7 +10,6 @@
 
 mod error;
 mod graph;
-mod properties;
 mod slots;
 
 use std::collections::HashMap;
@@ -24,6 +23,7 @@ use crate::backend::{
 };
 use crate::openvino::{self, CompiledModel, InferRequest, InferenceError, Runtime};
 use crate::options::EngineOptions;
+use crate::properties;
 use crate::stage::StageSpec;
 use crate::validate::{check_alone, check_step};
 

@@ -23,7 +23,7 @@ const CPU_FAST: [(&str, &str); 2] =
     [("KV_CACHE_PRECISION", "u8"), ("KEY_CACHE_QUANT_MODE", "BY_TOKEN")];
 
 /// All properties, later ones overriding earlier ones; every key once.
-pub(super) fn properties(
+pub(crate) fn properties(
     options: &EngineOptions,
     cache_dir: Option<&str>,
 ) -> Vec<(String, String)> {
@@ -51,7 +51,7 @@ pub(super) fn properties(
 
 /// Bytes of the KV cache per stored number, and per head and token for scale and zero point, at
 /// an OpenVINO precision; `None` for one that is not known here.
-pub(super) fn kv_bytes(precision: &str) -> Option<(f64, f64)> {
+pub(crate) fn kv_bytes(precision: &str) -> Option<(f64, f64)> {
     match precision {
         "f32" => Some((4.0, 0.0)),
         "f16" | "bf16" => Some((2.0, 0.0)),

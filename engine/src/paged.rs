@@ -1,0 +1,409 @@
+//! The paged backend: one compiled graph, one request, KV caches in blocks that sessions share.
+//!
+//! The stage graph is rewritten at load by OpenVINO's SDPAToPagedAttention pass. A micro-batch is
+//! ragged: prompt rows of a step form one multi-token sequence; generated and drafted rows are one
+//! sequence each, over the same blocks, so that a verify takes the path of plain decode and gives
+//! its numbers bit for bit. Rewinding is a shorter length; an equal prefix is an equal block.
+//!
+//! **Source**: facts about both paths and the cache types in `docs/numerics.md`.
+
+mod blocks;
+mod native;
+mod table;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use stagebus_shards::shard_set::StageFiles;
+
+pub use native::NativeError;
+
+use crate::backend::{
+    Backend, KvUse, OpenError, RowPath, SessionKey, StageOutput, StepDone, StepError, StepRows,
+};
+use crate::openvino::Runtime;
+use crate::options::EngineOptions;
+use crate::properties;
+use crate::stage::StageSpec;
+use crate::validate::{check_alone, check_step};
+use blocks::BlockPool;
+use native::{Batch, CacheLayout, Library, NativeModel};
+use table::{BlockTable, HashSalt};
+
+/// Why a paged backend cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PagedError {
+    /// The library or OpenVINO refused.
+    #[error(transparent)]
+    Native(#[from] NativeError),
+    /// The device quantises keys over several tokens: a rewind would change the numbers.
+    #[error("the KV cache of type {dtype} is not stored token by token")]
+    NotByToken {
+        /// Element type of the keys.
+        dtype: String,
+    },
+    /// The layers of a stage have different blocks.
+    #[error("blocks of layer {layer} hold {found} tokens, those of layer 0 {expected}")]
+    UnequalBlocks {
+        /// The layer.
+        layer: usize,
+        /// Tokens of a block of layer 0.
+        expected: usize,
+        /// Tokens found.
+        found: usize,
+    },
+    /// The memory given does not hold enough blocks to serve with.
+    #[error("{kv_bytes} bytes of KV memory hold {n_blocks} blocks, at least {needed} are needed")]
+    TooLittleMemory {
+        /// Memory given.
+        kv_bytes: u64,
+        /// Blocks that fit.
+        n_blocks: u64,
+        /// Least blocks.
+        needed: u64,
+    },
+    /// The graph gives rows of another width.
+    #[error("the graph gives rows of {found} numbers, the manifest says {expected}")]
+    OutputWidth {
+        /// Width from the manifest.
+        expected: usize,
+        /// Width found.
+        found: usize,
+    },
+}
+
+/// Runs one stage with paged attention.
+pub struct PagedBackend {
+    spec: StageSpec,
+    model: NativeModel,
+    layout: BlockLayout,
+    pool: BlockPool,
+    salt: HashSalt,
+    sessions: HashMap<SessionKey, BlockTable>,
+    max_sessions: usize,
+    context: usize,
+    invariant_prefill: bool,
+    info: PagedInfo,
+    batch: Batch,
+}
+
+/// What became of the options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PagedInfo {
+    /// Element type of the KV blocks, for example `u8`.
+    pub kv_precision: String,
+    /// KV cache per token over the stage's layers, in bytes.
+    pub kv_bytes_per_token: u64,
+    /// Blocks of the pool.
+    pub n_blocks: usize,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// Time to read, rewrite and compile.
+    pub load_time: Duration,
+}
+
+impl std::fmt::Debug for PagedBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PagedBackend")
+            .field("spec", &self.spec)
+            .field("layout", &self.layout)
+            .field("n_sessions", &self.sessions.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A block over all layers of the stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct BlockLayout {
+    bytes: usize,
+    tokens: usize,
+    dtype: String,
+}
+
+impl BlockLayout {
+    fn of(layers: &[CacheLayout]) -> Result<Self, PagedError> {
+        let tokens = layers.first().map_or(0, |layer| layer.block_tokens);
+        for (idx, layer) in layers.iter().enumerate() {
+            if layer.block_tokens != tokens {
+                let found = layer.block_tokens;
+                return Err(PagedError::UnequalBlocks { layer: idx, expected: tokens, found });
+            }
+            if !layer.by_token {
+                return Err(PagedError::NotByToken { dtype: layer.dtype.clone() });
+            }
+        }
+        let dtype = layers.first().map_or_else(String::new, |layer| layer.dtype.clone());
+        Ok(Self { bytes: layers.iter().map(|layer| layer.block_bytes).sum(), tokens, dtype })
+    }
+}
+
+/// Place of a step's rows in the output of the micro-batch.
+#[derive(Debug, Clone, Copy)]
+struct Placed {
+    index: usize,
+    first: usize,
+    n_out: usize,
+}
+
+impl PagedBackend {
+    /// Reads, rewrites and compiles a stage, and makes its pool of KV blocks.
+    ///
+    /// `fingerprint` is the shard set's: blocks of other weights are never shared. The runtime is
+    /// an argument because it must be loaded first.
+    ///
+    /// # Errors
+    /// [`PagedError`]: the stateful backend may still run the stage.
+    pub fn load(
+        _runtime: &Runtime,
+        files: &StageFiles,
+        spec: StageSpec,
+        fingerprint: &str,
+        options: &EngineOptions,
+    ) -> Result<Self, PagedError> {
+        let started = Instant::now();
+        let library = Library::open()?;
+        let list = properties::properties(options, None);
+        let mut model = NativeModel::load(library, &files.xml, &options.device, &list)?;
+        let layout = BlockLayout::of(&model.layouts()?)?;
+        let context = options.context_limit(spec.context_length);
+        let n_blocks = count_blocks(&layout, context, options)?;
+        model.allocate(n_blocks as usize)?;
+        let info = PagedInfo {
+            kv_precision: layout.dtype.clone(),
+            kv_bytes_per_token: (layout.bytes / layout.tokens) as u64,
+            n_blocks: n_blocks as usize,
+            block_tokens: layout.tokens,
+            load_time: started.elapsed(),
+        };
+        let mut backend = Self {
+            pool: BlockPool::new(n_blocks),
+            salt: HashSalt::new(&[fingerprint, &layout.dtype]),
+            sessions: HashMap::new(),
+            max_sessions: options.max_sessions,
+            context,
+            invariant_prefill: options.invariant_prefill,
+            batch: Batch::default(),
+            spec,
+            model,
+            layout,
+            info,
+        };
+        backend.probe()?;
+        Ok(backend)
+    }
+
+    /// What became of the options.
+    #[must_use]
+    pub fn info(&self) -> &PagedInfo {
+        &self.info
+    }
+
+    /// Runs token 0 in block 0, which proves that the graph fits the specification and spares the
+    /// first session the device's warm-up.
+    fn probe(&mut self) -> Result<(), PagedError> {
+        let hidden = vec![0.0; self.spec.hidden_dim];
+        let step = StepRows {
+            session: SessionKey(0),
+            start_pos: 0,
+            path: RowPath::Decode,
+            tokens: &[0],
+            hidden: (!self.spec.is_first()).then_some(&hidden[..]),
+            wanted: &[0],
+        };
+        self.batch.clear();
+        push_rows(&mut self.batch, &step, true, &[0], self.layout.tokens);
+        self.infer()?;
+        let (expected, found) = (self.row_width(), self.model.output().len());
+        if found != expected {
+            return Err(PagedError::OutputWidth { expected, found });
+        }
+        Ok(())
+    }
+
+    fn row_width(&self) -> usize {
+        if self.spec.is_last() { self.spec.vocab_size } else { self.spec.hidden_dim }
+    }
+
+    /// Checks one step, moves its session's table and puts its rows into the batch.
+    fn place(&mut self, steps: &[StepRows<'_>], index: usize) -> Result<Placed, StepError> {
+        let step = &steps[index];
+        check_alone(steps, index)?;
+        let session = step.session;
+        let table = self.sessions.get_mut(&session).ok_or(StepError::UnknownSession { session })?;
+        let n_rows = check_step(step, &self.spec, table.len(), self.context)?;
+        table.truncate(step.start_pos, self.layout.tokens, &mut self.pool);
+        let needed = table.blocks_needed(n_rows, self.layout.tokens, &self.pool);
+        let available = self.pool.n_available();
+        if needed > available {
+            return Err(StepError::OutOfBlocks { session, needed, available });
+        }
+        let copy = table
+            .append(step.tokens, step.path, self.layout.tokens, &mut self.pool)
+            .ok_or(StepError::OutOfBlocks { session, needed, available: 0 })?;
+        if let Some(copy) = copy {
+            self.model
+                .copy_block(copy.from as usize, copy.to as usize)
+                .map_err(|error| StepError::Runtime(Box::new(error)))?;
+        }
+        let one_token = step.path == RowPath::Decode || self.invariant_prefill;
+        let first_row = self.batch.positions.len();
+        push_rows(&mut self.batch, step, one_token, &table.blocks, self.layout.tokens);
+        if !self.spec.is_last() {
+            return Ok(Placed { index, first: first_row, n_out: n_rows });
+        }
+        let first = self.batch.logit_rows.len();
+        self.batch
+            .logit_rows
+            .extend(step.wanted.iter().map(|row| (first_row as i64) + i64::from(*row)));
+        Ok(Placed { index, first, n_out: step.wanted.len() })
+    }
+
+    fn infer(&mut self) -> Result<Duration, NativeError> {
+        if self.spec.is_last() && self.batch.logit_rows.is_empty() {
+            // The head runs on at least one row; nobody reads it.
+            self.batch.logit_rows.push(0);
+        }
+        let started = Instant::now();
+        self.model.run(&self.batch, self.spec.hidden_dim)?;
+        Ok(started.elapsed())
+    }
+}
+
+/// Least blocks that are worth serving with: 512 tokens of the usual 32-token blocks.
+const MIN_BLOCKS: u64 = 16;
+
+/// Share of the free memory that KV blocks take when nothing is configured: several stages and the
+/// weights of each may have to share one machine.
+const MEMORY_SHARE: u64 = 4;
+
+/// Blocks that memory, sessions and context allow.
+fn count_blocks(
+    layout: &BlockLayout,
+    context: usize,
+    options: &EngineOptions,
+) -> Result<u32, PagedError> {
+    let kv_bytes = options.kv_bytes.unwrap_or_else(|| available_memory() / MEMORY_SHARE);
+    let fits = kv_bytes / layout.bytes as u64;
+    let usable =
+        (context.div_ceil(layout.tokens) as u64).saturating_mul(options.max_sessions as u64);
+    // Block numbers are i32 in the graph.
+    let n_blocks = fits.min(usable).min(i32::MAX as u64);
+    let needed = MIN_BLOCKS.min(usable);
+    if n_blocks < needed {
+        return Err(PagedError::TooLittleMemory { kv_bytes, n_blocks, needed });
+    }
+    Ok(n_blocks as u32)
+}
+
+fn available_memory() -> u64 {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    system.available_memory()
+}
+
+fn push_rows(
+    batch: &mut Batch,
+    step: &StepRows<'_>,
+    one_token: bool,
+    blocks: &[u32],
+    block_tokens: usize,
+) {
+    let n_rows = step.tokens.len();
+    match step.hidden {
+        Some(hidden) => batch.hidden.extend_from_slice(hidden),
+        None => batch.token_ids.extend(step.tokens.iter().map(|token| i64::from(*token))),
+    }
+    batch.positions.extend((step.start_pos..step.start_pos + n_rows).map(|pos| pos as i64));
+    let rows_per_sequence = if one_token { 1 } else { n_rows };
+    for past_len in (step.start_pos..step.start_pos + n_rows).step_by(rows_per_sequence) {
+        let end = past_len + rows_per_sequence;
+        batch.past_lens.push(past_len as i32);
+        let begin = batch.sequence_begins.last().copied().unwrap_or(0);
+        batch.sequence_begins.push(begin + rows_per_sequence as i32);
+        let held = &blocks[..end.div_ceil(block_tokens)];
+        batch.block_indices.extend(held.iter().map(|id| *id as i32));
+        batch.block_begins.push(batch.block_indices.len() as i32);
+        batch.max_context_len = batch.max_context_len.max(end as i32);
+    }
+}
+
+impl Backend for PagedBackend {
+    fn open(
+        &mut self,
+        session: SessionKey,
+        prompt: &[u32],
+        _max_len: usize,
+    ) -> Result<usize, OpenError> {
+        if let Some(table) = self.sessions.get(&session) {
+            return Ok(table.len());
+        }
+        let n_sessions = self.sessions.len();
+        if n_sessions >= self.max_sessions {
+            return Err(OpenError::Full { n_sessions, max_sessions: self.max_sessions });
+        }
+        let table = BlockTable::with_prefix(prompt, self.layout.tokens, &self.salt, &mut self.pool);
+        let cached_len = table.len();
+        self.sessions.insert(session, table);
+        Ok(cached_len)
+    }
+
+    fn close(&mut self, session: SessionKey) {
+        if let Some(table) = self.sessions.remove(&session) {
+            table.release(&mut self.pool);
+        }
+    }
+
+    fn run(&mut self, steps: &[StepRows<'_>], done: &mut dyn FnMut(StepDone<'_>)) {
+        self.batch.clear();
+        let mut placed = Vec::with_capacity(steps.len());
+        for index in 0..steps.len() {
+            match self.place(steps, index) {
+                Ok(place) => placed.push(place),
+                Err(error) => {
+                    done(StepDone { index, output: Err(error), infer_time: Duration::ZERO });
+                }
+            }
+        }
+        if placed.is_empty() {
+            return;
+        }
+        let infer_time = match self.infer() {
+            Ok(time) => time,
+            Err(error) => {
+                let message = error.to_string();
+                for Placed { index, .. } in placed {
+                    self.close(steps[index].session);
+                    let source = Box::<dyn std::error::Error + Send + Sync>::from(message.clone());
+                    let output = Err(StepError::Runtime(source));
+                    done(StepDone { index, output, infer_time: Duration::ZERO });
+                }
+                return;
+            }
+        };
+        for Placed { index, .. } in &placed {
+            if let Some(table) = self.sessions.get_mut(&steps[*index].session) {
+                let (every_row, tokens) = (self.invariant_prefill, self.layout.tokens);
+                table.name_full_blocks(every_row, tokens, &self.salt, &mut self.pool);
+            }
+        }
+        let (width, is_last) = (self.row_width(), self.spec.is_last());
+        let output = self.model.output();
+        for Placed { index, first, n_out } in placed {
+            let rows = &output[first * width..(first + n_out) * width];
+            let output =
+                if is_last { StageOutput::Logits(rows) } else { StageOutput::Hidden(rows) };
+            done(StepDone { index, output: Ok(output), infer_time });
+        }
+    }
+
+    fn kv_use(&self) -> KvUse {
+        let n_held = self.pool.n_held() as u64;
+        KvUse {
+            n_sessions: self.sessions.len(),
+            tokens: self.sessions.values().map(|table| table.len() as u64).sum(),
+            masked_tokens: 0,
+            bytes: n_held * self.layout.bytes as u64,
+            n_to_compact: 0,
+        }
+    }
+}

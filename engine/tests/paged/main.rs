@@ -1,0 +1,122 @@
+//! The paged backend on SmolLM2: every way to the same row gives the same numbers.
+
+mod support;
+
+use stagebus_engine::{EngineKind, Profile, RowPath, SessionKey};
+use support::{Chain, Model, prompt};
+
+const FAST: Profile = Profile::Fast;
+
+fn paged(model: &Model, profile: Profile) -> Chain {
+    Chain::open(model, EngineKind::Paged, profile, |_options| {})
+}
+
+#[test]
+fn references_are_equal_in_the_exact_profile() {
+    for n_stages in [1, 2] {
+        let mut chain = paged(&Model::exact(n_stages), Profile::Exact);
+        for (idx, case) in support::references().iter().enumerate() {
+            let key = SessionKey(idx as u64);
+            let tokens = chain.generate(key, &case.input_ids, 64, &case.eos());
+            assert_eq!(tokens, case.output_ids, "case {idx} with {n_stages} stages");
+            chain.close(key);
+        }
+    }
+}
+
+#[test]
+fn tokens_do_not_depend_on_neighbours_chunks_or_drafts() {
+    let mut chain = paged(&Model::exact(2), FAST);
+    let text = prompt(150);
+    let alone = chain.generate(SessionKey(1), &text, 40, &[]);
+    chain.close(SessionKey(1));
+
+    let neighbours: Vec<SessionKey> = (10..25).map(SessionKey).collect();
+    for (idx, key) in neighbours.iter().enumerate() {
+        chain.prefill(*key, &text[idx..idx + 40 + idx], 64);
+    }
+    let together = chain.generate_among(SessionKey(2), &text, 40, &neighbours);
+    assert_eq!(together, alone, "with 15 neighbours in every micro-batch");
+
+    for chunk in [2, 33, 64, 149] {
+        let key = SessionKey(100 + chunk as u64);
+        let last = chain.prefill(key, &text, chunk);
+        let tokens = chain.decode(key, text.len(), last, 40);
+        assert_eq!(tokens, alone, "prompt in chunks of {chunk}");
+        chain.close(key);
+    }
+
+    for n_draft in [1, 4, 10] {
+        let key = SessionKey(200 + n_draft as u64);
+        let last = chain.prefill(key, &text, 128);
+        let tokens = chain.decode_with_wrong_drafts(key, text.len(), last, 40, n_draft);
+        assert_eq!(tokens, alone, "verified in windows of {n_draft} drafted tokens");
+        chain.close(key);
+    }
+}
+
+#[test]
+fn a_cached_prefix_changes_no_token() {
+    let mut chain = paged(&Model::exact(2), FAST);
+    let text = prompt(200);
+    let cold = chain.generate(SessionKey(1), &text, 30, &[]);
+    assert_eq!(chain.cached(SessionKey(2), &text), 192, "six blocks of 32 tokens");
+    let last = chain.prefill_from(SessionKey(2), &text, 192, 128);
+    assert_eq!(chain.decode(SessionKey(2), text.len(), last, 30), cold, "beside its original");
+    chain.close(SessionKey(1));
+    chain.close(SessionKey(2));
+    assert_eq!(chain.cached(SessionKey(3), &text), 192, "kept after its sessions ended");
+    let mut other = text.clone();
+    other[40] += 1;
+    assert_eq!(chain.cached(SessionKey(4), &other), 32, "up to the first different block");
+    let last = chain.prefill_from(SessionKey(4), &other, 32, 128);
+    let warm = chain.decode(SessionKey(4), other.len(), last, 30);
+    let mut fresh = paged(&Model::exact(2), FAST);
+    assert_eq!(fresh.generate(SessionKey(1), &other, 30, &[]), warm);
+}
+
+#[test]
+fn rewinding_into_a_shared_block_leaves_the_other_session_alone() {
+    let mut chain = paged(&Model::exact(1), FAST);
+    let text = prompt(100);
+    let expected = chain.generate(SessionKey(1), &text, 20, &[]);
+    let len = text.len();
+    let last = chain.prefill(SessionKey(2), &text, 128);
+    assert_eq!(chain.cached(SessionKey(3), &text), 96);
+    chain.step(SessionKey(3), 70, RowPath::Prefill, &[5, 6, 7, 8], &[]).unwrap();
+    assert_eq!(chain.decode(SessionKey(2), len, last, 20), expected);
+}
+
+#[test]
+fn a_full_pool_refuses_and_serves_again_after_a_close() {
+    let mut chain = Chain::open(&Model::exact(1), EngineKind::Paged, FAST, |options| {
+        options.context_limit = Some(512);
+        options.max_sessions = 8;
+        options.kv_bytes = Some(16 * 32 * 12_960);
+    });
+    let text = prompt(300);
+    chain.prefill(SessionKey(1), &text, 128);
+    chain.backend(0).open(SessionKey(2), &[], 0).unwrap();
+    let error = chain.step(SessionKey(2), 0, RowPath::Prefill, &prompt(290)[1..], &[]).unwrap_err();
+    assert!(
+        matches!(error, stagebus_engine::StepError::OutOfBlocks { needed: 10, available: 6, .. }),
+        "{error:?}"
+    );
+    chain.close(SessionKey(1));
+    chain.step(SessionKey(2), 0, RowPath::Prefill, &prompt(290)[1..], &[]).unwrap();
+    chain.close(SessionKey(2));
+    assert_eq!(chain.backend(0).kv_use().bytes, 0);
+}
+
+#[test]
+fn many_short_sessions_leave_nothing_behind() {
+    let mut chain = paged(&Model::exact(1), FAST);
+    for idx in 0..300 {
+        let key = SessionKey(idx);
+        let len = 3 + (idx as usize * 7) % 60;
+        chain.generate(key, &prompt(len), 2, &[]);
+        chain.close(key);
+    }
+    let kv_use = chain.backend(0).kv_use();
+    assert_eq!((kv_use.n_sessions, kv_use.tokens, kv_use.bytes), (0, 0, 0));
+}
