@@ -195,4 +195,10 @@ pub trait Backend: Send {
 
     /// Reports memory and lengths.
     fn kv_use(&self) -> KvUse;
+
+    /// Most sessions that gain from running in one micro-batch; 1 where they run one by one, so
+    /// that waiting for each other would only delay them.
+    fn useful_batch(&self) -> usize {
+        1
+    }
 }

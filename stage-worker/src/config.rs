@@ -26,6 +26,8 @@ pub enum EngineChoice {
     /// The best that the device supports.
     #[default]
     Auto,
+    /// Paged attention: sessions share micro-batches and equal prefixes of their KV cache.
+    Paged,
     /// One inference request per session.
     Stateful,
     /// A toy model without OpenVINO, for tests of everything around it.
@@ -49,6 +51,7 @@ impl EngineChoice {
     pub const fn kind(self) -> EngineKind {
         match self {
             Self::Auto => EngineKind::Auto,
+            Self::Paged => EngineKind::Paged,
             Self::Stateful => EngineKind::Stateful,
             Self::Test => EngineKind::Test,
         }
@@ -101,8 +104,13 @@ pub struct WorkerSettings {
     pub max_sessions: usize,
     /// Most steps that wait; more are answered "overloaded".
     pub queue_capacity: u32,
-    /// Most sessions in one micro-batch. The stateful engine runs them one by one, so there a
-    /// larger number only delays the first result.
+    /// Memory of the paged engine's KV blocks, in MiB; 0 takes a quarter of what is free at start.
+    pub kv_memory_mib: u64,
+    /// Runs prompt rows of the paged engine as one-token sequences: a slower prefill, but then
+    /// prefixes that were generated are found in the cache too.
+    pub invariant_prefill: bool,
+    /// Most sessions in one micro-batch; 0 leaves it to the engine: the paged one gains from many,
+    /// the stateful one runs them one by one.
     pub max_batch_sessions: usize,
     /// Decode micro-batches that may pass a waiting prefill chunk.
     pub decodes_per_prefill: u32,
@@ -137,7 +145,9 @@ impl Default for WorkerSettings {
             wire_dtype: Dtype::F32,
             max_sessions: 64,
             queue_capacity: 1024,
-            max_batch_sessions: 1,
+            kv_memory_mib: 0,
+            invariant_prefill: false,
+            max_batch_sessions: 0,
             decodes_per_prefill: 8,
             announce_ms: 500,
             session_idle_s: 600,
@@ -211,7 +221,8 @@ impl WorkerSettings {
             ("context_limit", self.context_limit.map_or(1, |limit| limit as u64), 1, 1 << 32),
             ("max_sessions", self.max_sessions as u64, 1, 65_536),
             ("queue_capacity", u64::from(self.queue_capacity), 1, 1 << 20),
-            ("max_batch_sessions", self.max_batch_sessions as u64, 1, 256),
+            ("kv_memory_mib", self.kv_memory_mib, 0, 1 << 32),
+            ("max_batch_sessions", self.max_batch_sessions as u64, 0, 256),
             ("decodes_per_prefill", u64::from(self.decodes_per_prefill), 1, 1_000_000),
             ("announce_ms", u64::from(self.announce_ms), 10, 60_000),
             ("session_idle_s", self.session_idle_s, 1, 30 * 24 * 3600),
@@ -245,6 +256,8 @@ impl WorkerSettings {
             max_sessions: self.max_sessions,
             context_limit: self.context_limit,
             max_masked: self.max_masked,
+            kv_bytes: (self.kv_memory_mib > 0).then_some(self.kv_memory_mib << 20),
+            invariant_prefill: self.invariant_prefill,
             properties: properties.map(|(key, value)| (key.clone(), value.clone())).collect(),
             test: TestOptions {
                 max_sessions: self.max_sessions,

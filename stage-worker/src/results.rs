@@ -154,6 +154,7 @@ pub(crate) fn step_error(stage: &Stage, error: &StepError) -> ErrorReply {
         StepError::ContextFull { .. } | StepError::Shape { .. } | StepError::Token { .. } => {
             ErrorClass::InvalidRequest
         }
+        StepError::OutOfBlocks { .. } => ErrorClass::Overloaded,
         StepError::Runtime(_) => ErrorClass::Internal,
     };
     ErrorReply::new(class, format!("stage {} on worker {}: {error}", stage.index, stage.worker))

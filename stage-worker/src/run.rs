@@ -101,9 +101,9 @@ pub(crate) async fn serve(
     on_ready: impl FnOnce(&Ready),
 ) -> Result<(), WorkerError> {
     let limits = limits(settings);
-    let (inference, events) =
-        Inference::start(backend, Arc::clone(&stage), options(settings, &limits), outlet(&bus))
-            .map_err(|source| WorkerError::Thread { name: "inference", source })?;
+    let options = options(settings, &limits, backend.useful_batch());
+    let (inference, events) = Inference::start(backend, Arc::clone(&stage), options, outlet(&bus))
+        .map_err(|source| WorkerError::Thread { name: "inference", source })?;
     let mut worker = Worker::new(Arc::clone(&stage), limits, inference);
     let interval = settings.announce_interval();
     let mut intake = Intake::subscribe(&bus, &stage, events, interval, shutdown).await?;
@@ -242,10 +242,18 @@ fn limits(settings: &WorkerSettings) -> WorkerLimits {
     }
 }
 
-fn options(settings: &WorkerSettings, limits: &WorkerLimits) -> InferenceOptions {
+fn options(
+    settings: &WorkerSettings,
+    limits: &WorkerLimits,
+    useful_batch: usize,
+) -> InferenceOptions {
+    let max_batch_sessions = match settings.max_batch_sessions {
+        0 => useful_batch,
+        chosen => chosen,
+    };
     InferenceOptions {
         command_capacity: limits.command_capacity(),
-        max_batch_sessions: settings.max_batch_sessions,
+        max_batch_sessions,
         decodes_per_prefill: settings.decodes_per_prefill,
         wire_dtype: settings.wire_dtype,
     }

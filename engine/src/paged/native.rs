@@ -101,6 +101,8 @@ struct RawBatch {
     n_logit_rows: usize,
 }
 
+type TextFn = unsafe extern "C" fn() -> *const c_char;
+
 type LoadFn = unsafe extern "C" fn(
     *const c_char,
     *const c_char,
@@ -110,9 +112,9 @@ type LoadFn = unsafe extern "C" fn(
 ) -> c_int;
 
 struct Functions {
-    last_error: unsafe extern "C" fn() -> *const c_char,
-    build_version: unsafe extern "C" fn() -> *const c_char,
-    runtime_version: unsafe extern "C" fn() -> *const c_char,
+    last_error: TextFn,
+    build_version: TextFn,
+    runtime_version: TextFn,
     load: LoadFn,
     free: unsafe extern "C" fn(*mut RawModel),
     layers: unsafe extern "C" fn(*const RawModel, *mut usize) -> c_int,
@@ -201,10 +203,8 @@ impl Library {
 
     /// C++ inlines and class layouts hold within one release only.
     fn check_version(&self) -> Result<(), NativeError> {
-        // SAFETY: the function takes nothing and returns a static NUL-terminated text.
-        let built = unsafe { text((self.functions.build_version)()) };
-        // SAFETY: as above.
-        let loaded = unsafe { text((self.functions.runtime_version)()) };
+        let built = self.text(self.functions.build_version);
+        let loaded = self.text(self.functions.runtime_version);
         if loaded
             .strip_prefix(&built)
             .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
@@ -218,9 +218,19 @@ impl Library {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: the text belongs to this thread and lives until its next call.
-        let message = unsafe { text((self.functions.last_error)()) };
-        Err(NativeError::OpenVino { during, message })
+        Err(NativeError::OpenVino { during, message: self.text(self.functions.last_error) })
+    }
+
+    /// Copies a text of the library.
+    fn text(&self, of: TextFn) -> String {
+        // SAFETY: the function takes nothing; its text is static, or belongs to this thread and
+        // lives until the next call.
+        let pointer = unsafe { of() };
+        if pointer.is_null() {
+            return String::new();
+        }
+        // SAFETY: not null, and NUL-terminated as the header says.
+        unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
     }
 }
 
@@ -245,16 +255,6 @@ impl Functions {
             run: function!("sb_model_run"),
         })
     }
-}
-
-/// # Safety
-/// `pointer` is null or a NUL-terminated text that lives for the call.
-unsafe fn text(pointer: *const c_char) -> String {
-    if pointer.is_null() {
-        return String::new();
-    }
-    // SAFETY: promised by the caller.
-    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
 /// A stage graph in its paged form with its one request and its caches.

@@ -112,7 +112,7 @@ impl BlockTable {
     }
 
     fn partial_block(&self, block_tokens: usize) -> Option<BlockId> {
-        (self.len() % block_tokens != 0).then(|| self.blocks.last().copied()).flatten()
+        (!self.len().is_multiple_of(block_tokens)).then(|| self.blocks.last().copied()).flatten()
     }
 
     /// Appends rows; the caller has checked [`Self::blocks_needed`] against the pool.
