@@ -1,6 +1,6 @@
 //! A whole model in one process: the stages of a shard set, one behind the other.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 use stagebus_engine::{
@@ -8,32 +8,6 @@ use stagebus_engine::{
     StepError, StepRows, argmax, open_backend,
 };
 use stagebus_shards::{ShardRequest, ShardSet, WeightMode, shard};
-
-/// The folder that `cargo xtask setup` fills.
-fn runtime_dir() -> PathBuf {
-    let named = std::env::var_os("STAGEBUS_RUNTIME_DIR").map(PathBuf::from);
-    named
-        .or_else(|| {
-            let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-            above.map(|folder| folder.join(".runtime")).find(|folder| folder.is_dir())
-        })
-        .expect("run cargo xtask setup")
-}
-
-fn openvino() -> PathBuf {
-    if let Some(path) = std::env::var_os("STAGEBUS_OPENVINO") {
-        return path.into();
-    }
-    let folder = runtime_dir().join("openvino").join("openvino").join("libs");
-    let name = |path: &PathBuf| {
-        path.file_name().is_some_and(|n| n.to_string_lossy().contains("openvino_c"))
-    };
-    std::fs::read_dir(folder)
-        .expect("run cargo xtask setup")
-        .map(|entry| entry.unwrap().path())
-        .find(name)
-        .expect("run cargo xtask setup")
-}
 
 /// A shard set of SmolLM2 in a folder of its own.
 pub(crate) struct Model {
@@ -43,7 +17,8 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn exact(n_stages: usize) -> Self {
-        let source = runtime_dir().join("models").join("SmolLM2-135M-Instruct.Q4_1.gguf");
+        let runtime_dir = stagebus_settings::runtime_dir().expect("run cargo xtask setup");
+        let source = runtime_dir.join("models").join("SmolLM2-135M-Instruct.Q4_1.gguf");
         assert!(source.is_file(), "run cargo xtask setup");
         let folder = tempfile::tempdir().unwrap();
         let request = ShardRequest {
@@ -110,11 +85,11 @@ impl Chain {
     ) -> Self {
         let mut options = EngineOptions { profile, threads: Some(2), ..EngineOptions::default() };
         change(&mut options);
-        let library = openvino();
+        let library = stagebus_settings::find_openvino().expect("run cargo xtask setup");
         let stages = (0..model.shards.manifest.n_stages())
             .map(|stage| {
                 let request =
-                    StageRequest { shards: &model.shards, stage, library: Some(&library) };
+                    StageRequest { shards: &model.shards, stage, library: Some(library.path()) };
                 open_backend(kind, &request, &options).unwrap()
             })
             .collect();
