@@ -29,7 +29,7 @@ pub enum WeightMode {
     /// else is exact.
     NearLossless,
     /// Zero points are rounded to an integer of four bits, as `openvino_genai` does: the smallest
-    /// and fastest, and audibly a different model when the source has fractional zero points.
+    /// and fastest, but a noticeably different model when the source has fractional zero points.
     Compact,
 }
 
