@@ -160,7 +160,7 @@ async fn a_wrong_setting_is_named_with_value_and_source() -> Result<()> {
         call.run().await?.failure(&["worker.threads", "many", source])?;
     }
     let set = |text: &'static str| worker().args(&["--set", text]);
-    set("worker.thread=1").run().await?.failure(&["worker.thread ", "worker.threads"])?;
+    set("worker.thread=1").run().await?.failure(&["worker.thread ", "--set", "threads"])?;
     set("worker.max_sessions=0").run().await?.failure(&["worker.max_sessions is 0", "1 to"])?;
     set("worker.profile=best").run().await?.failure(&["worker.profile", "best", "exact"])?;
     set("worker.threads").run().await?.failure(&["worker.threads", "TABLE.KEY=VALUE"])?;

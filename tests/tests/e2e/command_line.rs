@@ -67,6 +67,7 @@ async fn shard_describes_what_it_wrote() -> Result<()> {
         .map(|stage| [&stage["first_layer"], &stage["end_layer"]])
         .collect();
     ensure!(layers == [[0, 16], [16, 30]] && report["model"] == "smol", "{report:#}");
+    ensure!(report["weights"] == "exact", "{report:#}");
     call.clone().run().await?.failure(&["is a shard set already"])?;
     let again = call.arg("--force").run().await?.success()?.json()?;
     ensure!(again["fingerprint"] == report["fingerprint"], "{again:#}");

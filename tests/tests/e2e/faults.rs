@@ -1,8 +1,10 @@
 //! Parts that die without a warning.
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use stagebus_schemas::error::ErrorClass;
 use stagebus_tests::fleet::Fleet;
+use stagebus_tests::wait;
 
 use crate::prompts::{self, cases, of_case};
 
@@ -56,6 +58,28 @@ async fn a_stage_without_a_worker_is_named_and_served_again_by_a_new_one() -> Re
     let case = &cases()?[0];
     let next = fleet.ask(&of_case(case, 64)).await?;
     ensure!(next.tokens == case.output_ids, "{next:?}");
+    fleet.idle().await?;
+    fleet.end().await
+}
+
+#[tokio::test]
+async fn a_fleet_serves_again_when_its_broker_is_back() -> Result<()> {
+    let mut fleet = Fleet::start(2, |_| {}).await?;
+    // The session under way ends with or without an error, depending on what was lost.
+    let mut request = prompts::endless();
+    request["max_tokens"] = json!(200);
+    let (_, stream) = fleet.begin(&request, 3).await?;
+    fleet.processes.broker().context("a broker")?.restart().await?;
+    drop(stream);
+    let case = &cases()?[0];
+    // Everybody finds the broker at a moment of their own: until then nobody may listen, or a
+    // stage may be missing.
+    wait::until("it serves again", async || {
+        let answer = fleet.ask(&of_case(case, 64)).await;
+        Ok(answer.ok().filter(|answer| answer.tokens == case.output_ids).map(drop))
+    })
+    .await?;
+    ensure!(fleet.processes.members().len() == 3, "somebody gave up");
     fleet.idle().await?;
     fleet.end().await
 }

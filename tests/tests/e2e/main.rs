@@ -9,5 +9,6 @@ mod foreign_client;
 mod gguf_edit;
 mod prompts;
 mod reference;
+mod requests;
 mod sessions;
 mod stages_on_the_wire;

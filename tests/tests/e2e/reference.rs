@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use stagebus_tests::program::Call;
 use stagebus_tests::{setup, shard_sets, turn};
 
-async fn all_cases_are_equal(n_stages: usize) -> Result<()> {
+async fn all_cases_are_equal(engine: &str, n_stages: usize) -> Result<()> {
     let _turn = turn::take().await;
-    let report = Call::new(["check", "--json", "--reference"])
+    let report = Call::new(["check", "--json", "--engine", engine, "--reference"])
         .arg(setup::reference())
         .arg("--shards")
         .arg(shard_sets::get(n_stages).await?)
@@ -25,23 +25,43 @@ async fn all_cases_are_equal(n_stages: usize) -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_stage_gives_the_reference() -> Result<()> {
-    all_cases_are_equal(1).await
+async fn one_stage_gives_the_reference_with_paged_attention() -> Result<()> {
+    all_cases_are_equal("paged", 1).await
 }
 
 #[tokio::test]
-async fn two_stages_give_the_reference() -> Result<()> {
-    all_cases_are_equal(2).await
+async fn two_stages_give_the_reference_with_paged_attention() -> Result<()> {
+    all_cases_are_equal("paged", 2).await
 }
 
 #[tokio::test]
-async fn three_stages_give_the_reference() -> Result<()> {
-    all_cases_are_equal(3).await
+async fn three_stages_give_the_reference_with_paged_attention() -> Result<()> {
+    all_cases_are_equal("paged", 3).await
 }
 
 #[tokio::test]
-async fn five_stages_give_the_reference() -> Result<()> {
-    all_cases_are_equal(5).await
+async fn five_stages_give_the_reference_with_paged_attention() -> Result<()> {
+    all_cases_are_equal("paged", 5).await
+}
+
+#[tokio::test]
+async fn one_stage_gives_the_reference_with_a_request_per_session() -> Result<()> {
+    all_cases_are_equal("stateful", 1).await
+}
+
+#[tokio::test]
+async fn two_stages_give_the_reference_with_a_request_per_session() -> Result<()> {
+    all_cases_are_equal("stateful", 2).await
+}
+
+#[tokio::test]
+async fn three_stages_give_the_reference_with_a_request_per_session() -> Result<()> {
+    all_cases_are_equal("stateful", 3).await
+}
+
+#[tokio::test]
+async fn five_stages_give_the_reference_with_a_request_per_session() -> Result<()> {
+    all_cases_are_equal("stateful", 5).await
 }
 
 /// Runs `check` on a changed copy of the first two cases.

@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use stagebus_bus::EventStream;
 use stagebus_schemas::error::ErrorClass;
+use stagebus_schemas::messages::control::{ControlAction, ControlOutcome};
 use stagebus_schemas::messages::public::FinishReason;
 use stagebus_tests::answer::Answer;
 use stagebus_tests::fleet::Fleet;
@@ -103,11 +104,17 @@ async fn a_worker_started_later_takes_new_sessions() -> Result<()> {
     for stage in 0..2 {
         fleet.processes.add_worker(stage).await?;
     }
-    let (mut second, mut second_stream) = fleet.begin(&request, 1).await?;
-    for stage in 0..2 {
-        let sessions = fleet.sessions(stage).await?;
-        ensure!(sessions == [1, 1], "stage {stage}: {sessions:?}");
-    }
+    // The coordinator may hear of the new workers after the next request; they are never awaited.
+    let (mut second, mut second_stream) = wait::until("the new workers are used", async || {
+        let (answer, mut stream) = fleet.begin(&request, 1).await?;
+        if fleet.sessions(0).await? == [1, 1] && fleet.sessions(1).await? == [1, 1] {
+            return Ok(Some((answer, stream)));
+        }
+        fleet.cancel(&answer).await?;
+        answer.rest(&mut stream).await?;
+        Ok(None)
+    })
+    .await?;
     // Both generate the same, wherever they run.
     while first.tokens.len().min(second.tokens.len()) < 40 {
         ensure!(first.next(&mut first_stream).await? && second.next(&mut second_stream).await?);
@@ -120,17 +127,19 @@ async fn a_worker_started_later_takes_new_sessions() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_retired_worker_finishes_its_session_and_gets_no_other() -> Result<()> {
+async fn a_drained_worker_finishes_its_session_gets_no_other_and_leaves() -> Result<()> {
     let mut fleet = Fleet::start(2, |spec| spec.workers_per_stage = 2).await?;
     let case = &cases()?[7];
     let (answer, mut stream) = fleet.begin(&of_case(case, 64), 1).await?;
-    let sessions = fleet.sessions(1).await?;
-    let busy = sessions.iter().position(|&n| n == 1);
-    let name = fleet.workers(1)[busy.unwrap_or_default()].name.clone();
-    let retired = fleet.processes.retire(&name);
-    let (retired, answer) = tokio::join!(retired, answer.rest(&mut stream));
-    ensure!(retired?.is_some_and(|status| status.success()), "{name} did not leave by itself");
-    ensure!(answer?.tokens == case.output_ids);
+    let busy = fleet.sessions(1).await?.iter().position(|&n| n == 1).context("nobody is busy")?;
+    let worker = fleet.workers(1)[busy].clone();
+    let outcome = fleet.control(&worker, ControlAction::Drain).await?;
+    ensure!(outcome == ControlOutcome::Draining, "{outcome:?}");
+    ensure!(fleet.ask(&of_case(case, 4)).await?.tokens == case.output_ids[..4]);
+    let answer = answer.rest(&mut stream).await?;
+    ensure!(answer.tokens == case.output_ids, "{answer:?}");
+    let ended = tokio::time::timeout(wait::PATIENCE, fleet.processes.ended()).await??;
+    ensure!(ended.name == worker.name && ended.status.success(), "{ended:?}");
     ensure!(fleet.ask(&of_case(case, 4)).await?.tokens == case.output_ids[..4]);
     fleet.end().await
 }
