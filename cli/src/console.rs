@@ -18,7 +18,7 @@ pub fn print(text: &str) -> io::Result<()> {
 /// Writes a line to standard output.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_line(text: &str) -> io::Result<()> {
     print(&format!("{text}\n"))
 }
@@ -26,7 +26,7 @@ pub fn print_line(text: &str) -> io::Result<()> {
 /// Writes a value as one line of JSON to standard output.
 ///
 /// # Errors
-/// As [`print`]; a value that cannot be represented is an error of the same kind.
+/// As [`print()`]; a value that cannot be represented is an error of the same kind.
 pub fn print_json(value: &impl Serialize) -> io::Result<()> {
     print_line(&serde_json::to_string(value)?)
 }
