@@ -2,7 +2,7 @@
 //!
 //! The time of a decode step is the time to read the weights, so a part's cost is the bytes of
 //! its weights. The embedding table costs nothing: one row of it is read per token. Every layer
-//! also costs what its operations take besides reading weights, see [`LAYER_OVERHEAD_BYTES`].
+//! also costs what its operations take besides reading weights, see `LAYER_OVERHEAD_BYTES`.
 
 use std::ops::Range;
 

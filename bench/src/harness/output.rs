@@ -17,7 +17,7 @@ pub fn print(text: &str) -> io::Result<()> {
 /// Writes a value as one line of JSON to standard output.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_json(value: &impl Serialize) -> io::Result<()> {
     print(&format!("{}\n", serde_json::to_string(value)?))
 }
