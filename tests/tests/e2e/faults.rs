@@ -64,7 +64,9 @@ async fn a_stage_without_a_worker_is_named_and_served_again_by_a_new_one() -> Re
 
 #[tokio::test]
 async fn a_fleet_serves_again_when_its_broker_is_back() -> Result<()> {
-    let mut fleet = Fleet::start(2, |_| {}).await?;
+    // The word that a session is over may be lost as well: then its idle time ends it.
+    let mut fleet =
+        Fleet::start(2, |spec| spec.settings.push("worker.session_idle_s=5".to_owned())).await?;
     // The session under way ends with or without an error, depending on what was lost.
     let mut request = prompts::endless();
     request["max_tokens"] = json!(200);
