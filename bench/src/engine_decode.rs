@@ -34,6 +34,10 @@ pub struct EngineDecodeArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
 
+    /// auto, paged or stateful
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    engine: EngineKind,
+
     /// exact or fast
     #[arg(long, value_name = "PROFILE", default_value = "fast")]
     profile: Profile,
@@ -60,7 +64,7 @@ fn take_turns(args: &EngineDecodeArgs) -> anyhow::Result<()> {
     };
     let started = Instant::now();
     let request = StageRequest { shards: &shards, stage: 0, library: Some(library.path()) };
-    let backend = open_backend(EngineKind::Auto, &request, &options)?;
+    let backend = open_backend(args.engine, &request, &options)?;
     let version = format!("OpenVINO {}", Runtime::load(library.path())?.build());
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     output::print_json(&Ready { ready: true, version, load_ms, error: None })?;

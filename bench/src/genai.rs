@@ -15,7 +15,7 @@ const VENV: &str = "bench-venv";
 pub enum GenaiBackend {
     /// What the pipeline chooses by itself.
     Default,
-    /// One stateful model, the graph that our stateful engine runs too.
+    /// One stateful model, as our stateful engine has it; the default is a paged one, as ours.
     Sdpa,
 }
 

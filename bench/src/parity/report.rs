@@ -155,6 +155,10 @@ fn decode_table(decode: &Decode) -> String {
             "compact weights and openvino_genai: the first {n_equal} of {n_tokens} tokens are equal\n"
         ));
     }
+    for unsteady in decode.contenders.iter().filter(|contender| !contender.steady) {
+        let name = &unsteady.name;
+        text.push_str(&format!("{name} does not give the same tokens in every turn\n"));
+    }
     for absent in &decode.absent {
         text.push_str(&format!("absent: {absent}\n"));
     }
