@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ pub struct WorkerConfig {
 
 /// What runs the shard.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "lowercase", try_from = "String")]
 pub enum EngineChoice {
     /// The best that the device supports.
     #[default]
@@ -36,7 +37,7 @@ pub enum EngineChoice {
 
 /// Which numbers the device computes with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "lowercase", try_from = "String")]
 pub enum ProfileChoice {
     /// The device's own precision.
     #[default]
@@ -66,6 +67,32 @@ impl ProfileChoice {
             Self::Fast => Profile::Fast,
             Self::Exact => Profile::Exact,
         }
+    }
+}
+
+/// Reads the name from configuration; the error lists what is known.
+impl TryFrom<String> for EngineChoice {
+    type Error = <EngineKind as FromStr>::Err;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        Ok(match name.parse()? {
+            EngineKind::Auto => Self::Auto,
+            EngineKind::Paged => Self::Paged,
+            EngineKind::Stateful => Self::Stateful,
+            EngineKind::Test => Self::Test,
+        })
+    }
+}
+
+/// Reads the name from configuration; the error lists what is known.
+impl TryFrom<String> for ProfileChoice {
+    type Error = <Profile as FromStr>::Err;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        Ok(match name.parse()? {
+            Profile::Fast => Self::Fast,
+            Profile::Exact => Self::Exact,
+        })
     }
 }
 
