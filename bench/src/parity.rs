@@ -87,8 +87,13 @@ pub struct ParityArgs {
     #[arg(long, value_name = "GGUF")]
     model: Option<PathBuf>,
 
-    /// Rounds; every variant has one turn in each
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
+    /// How often the decoding processes are started anew; a process keeps the memory layout that it
+    /// happened to get, and with it its speed
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    starts: u16,
+
+    /// Rounds, for decoding of every start; every variant has one turn in each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
     /// Tokens of a turn
@@ -128,7 +133,9 @@ pub struct Context {
     pub model: PathBuf,
     /// The core that everything compared is tied to; none where that is not possible.
     pub cpu: Option<usize>,
-    /// Rounds.
+    /// Starts of the decoding processes.
+    pub n_starts: usize,
+    /// Rounds, for decoding of every start.
     pub n_rounds: usize,
     /// Tokens of a turn.
     pub n_tokens: usize,
@@ -178,6 +185,7 @@ pub async fn run(args: ParityArgs, quiet: bool) -> anyhow::Result<()> {
     let mut context = Context {
         model: model(args.model.as_deref())?,
         cpu: machine::can_pin().then(|| args.cpu.unwrap_or(machine.n_cpus.saturating_sub(1))),
+        n_starts: args.starts.into(),
         n_rounds: args.rounds.into(),
         n_tokens: args.tokens.into(),
         prompt: Vec::new(),

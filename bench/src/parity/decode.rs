@@ -41,6 +41,8 @@ pub struct Decode {
     pub compact_equals_genai: Option<usize>,
     /// Tokens of a turn.
     pub n_tokens: usize,
+    /// How often every contender was started.
+    pub n_starts: usize,
 }
 
 /// What one contender did.
@@ -73,6 +75,7 @@ pub struct Decoded {
 /// A contender with its results so far.
 #[derive(Debug)]
 struct Running {
+    launch: Launch,
     contender: Contender,
     /// Tokens must be the same in every turn; for others than ours that is only reported.
     is_ours: bool,
@@ -118,7 +121,11 @@ pub(super) async fn run(
     output::note(context.quiet, "decoding in turn");
     let llama_bench = llama_bench(args, &mut absent);
     let mut llama = Vec::new();
-    for _ in 0..context.n_rounds {
+    for turn in 0..context.n_starts * context.n_rounds {
+        if turn > 0 && turn % context.n_rounds == 0 {
+            output::note(context.quiet, "starting the decoding processes anew");
+            restart(&mut running, context.n_tokens).await?;
+        }
         interleave(1, &mut running, async |running, _| running.round(context.n_tokens).await)
             .await?;
         if let Some(program) = &llama_bench {
@@ -128,9 +135,22 @@ pub(super) async fn run(
         }
     }
     let mut contenders: Vec<Decoded> = running.into_iter().map(Running::finish).collect();
+    contenders.sort_by(|a, b| a.name.cmp(&b.name));
     contenders.extend(llama_row(&llama));
     let compact_equals_genai = agreement(&contenders);
-    Ok(Decode { contenders, absent, compact_equals_genai, n_tokens: context.n_tokens })
+    let (n_tokens, n_starts) = (context.n_tokens, context.n_starts);
+    Ok(Decode { contenders, absent, compact_equals_genai, n_tokens, n_starts })
+}
+
+/// Starts every contender anew, in the opposite order.
+async fn restart(running: &mut [Running], n_tokens: usize) -> anyhow::Result<()> {
+    running.reverse();
+    for contender in running {
+        contender.contender = Contender::start(&contender.launch).await?;
+        let timed = contender.contender.turn(n_tokens).await?;
+        contender.check(&timed)?;
+    }
+    Ok(())
 }
 
 fn ours(context: &Context) -> anyhow::Result<Vec<Launch>> {
@@ -208,12 +228,12 @@ impl Running {
         let mut contender = Contender::start(launch).await?;
         let tokens = contender.turn(n_tokens).await?.turn.tokens;
         let (turns, cpu_ms) = (Vec::new(), Vec::new());
-        Ok(Self { contender, is_ours, steady: true, tokens, turns, cpu_ms })
+        let launch = launch.clone();
+        Ok(Self { launch, contender, is_ours, steady: true, tokens, turns, cpu_ms })
     }
 
-    async fn round(&mut self, n_tokens: usize) -> anyhow::Result<()> {
-        let prefill = self.contender.turn(1).await?;
-        let timed = self.contender.turn(n_tokens).await?;
+    /// Compares the tokens of a turn with those of the first one.
+    fn check(&mut self, timed: &Timed) -> anyhow::Result<()> {
         self.steady &= timed.turn.tokens == self.tokens;
         anyhow::ensure!(
             self.steady || !self.is_ours,
@@ -222,6 +242,13 @@ impl Running {
             timed.turn.tokens,
             self.tokens
         );
+        Ok(())
+    }
+
+    async fn round(&mut self, n_tokens: usize) -> anyhow::Result<()> {
+        let prefill = self.contender.turn(1).await?;
+        let timed = self.contender.turn(n_tokens).await?;
+        self.check(&timed)?;
         let cpu = timed.cpu_ms.zip(prefill.cpu_ms);
         self.cpu_ms.extend(cpu.map(|(whole, first)| (whole - first) / (n_tokens - 1) as f64));
         self.turns.push(timed);
@@ -275,8 +302,8 @@ impl Decode {
                     .zip(ours.cpu_ms)
                     .map_or_else(String::new, |(a, b)| format!("; by processor time {:.3}", a / b));
                 let how = format!(
-                    "{version}, {name} over {}, median of {n_rounds} rounds in turn{by_cpu}",
-                    ours.name
+                    "{version}, {name} over {}, median of {n_rounds} rounds in turn over {} starts{by_cpu}",
+                    ours.name, self.n_starts
                 );
                 SHARD_VS_GENAI.measured(ratio, how)
             }
@@ -305,7 +332,7 @@ mod tests {
 
     fn decode(contenders: Vec<Decoded>, absent: Vec<String>) -> Decode {
         let compact_equals_genai = agreement(&contenders);
-        Decode { contenders, absent, compact_equals_genai, n_tokens: 3 }
+        Decode { contenders, absent, compact_equals_genai, n_tokens: 3, n_starts: 1 }
     }
 
     #[test]

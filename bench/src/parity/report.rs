@@ -20,7 +20,9 @@ pub struct SetUp {
     pub stagebus: &'static str,
     /// The core that everything was tied to; absent if processes were not tied.
     pub cpu: Option<usize>,
-    /// Rounds.
+    /// Starts of the decoding processes.
+    pub starts: u16,
+    /// Rounds, for decoding of every start.
     pub rounds: u16,
     /// Tokens of a turn.
     pub tokens: u16,
@@ -36,6 +38,7 @@ impl SetUp {
             model: context.model.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             stagebus: env!("CARGO_PKG_VERSION"),
             cpu: context.cpu,
+            starts: args.starts,
             rounds: args.rounds,
             tokens: args.tokens,
             prompt_tokens: context.prompt.len(),
@@ -116,7 +119,8 @@ impl ParityReport {
         let build = if self.set_up.debug_build { ", DEVELOPMENT BUILD" } else { "" };
         format!(
             "{} on {} ({n_cpus} cores, {os} {arch}), load {} to {}{build}\n{tied}, one inference \
-             thread, fast profile, {} prompt tokens, {} rounds of {} tokens in turn\n\n",
+             thread, fast profile, {} prompt tokens, {} rounds of {} tokens in turn, \
+             decoding over {} starts\n\n",
             self.set_up.model,
             processor.as_deref().unwrap_or("an unnamed processor"),
             load(load_at_start),
@@ -124,6 +128,7 @@ impl ParityReport {
             self.set_up.prompt_tokens,
             self.set_up.rounds,
             self.set_up.tokens,
+            self.set_up.starts,
         )
     }
 }
