@@ -30,14 +30,24 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
 }
 
+/// What is built to get the program `stagebus`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Build {
+    /// The optimised program alone.
+    Release,
+    /// Everything that the tests need, the program among it. Built alone it would take other
+    /// features of the dependencies, and they would be compiled twice.
+    Tests,
+}
+
 /// Builds the binary `stagebus` and returns its path, as cargo names it.
-pub(crate) fn build_stagebus(release: bool) -> Result<PathBuf> {
+pub(crate) fn build_stagebus(build: Build) -> Result<PathBuf> {
     let mut command = cargo();
-    command.args(["build", "--package", "stagebus", "--bin", "stagebus"]);
+    match build {
+        Build::Release => command.args(["build", "--release", "--package", "stagebus", "--bins"]),
+        Build::Tests => command.args(["build", "--workspace", "--all-targets"]),
+    };
     command.args(["--message-format", "json-render-diagnostics"]);
-    if release {
-        command.arg("--release");
-    }
     let shown = show(&command);
     let output = command
         .stdout(Stdio::piped())
@@ -56,7 +66,7 @@ fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == name)
+        .filter(|message| message["target"]["name"] == name && message["profile"]["test"] != true)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
@@ -85,7 +95,9 @@ mod tests {
             "\"executable\":null}\n",
             "not json\n",
             "{\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"stagebus\"},",
-            "\"executable\":\"/t/stagebus\"}\n",
+            "\"profile\":{\"test\":true},\"executable\":\"/t/deps/stagebus-1\"}\n",
+            "{\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"stagebus\"},",
+            "\"profile\":{\"test\":false},\"executable\":\"/t/stagebus\"}\n",
         );
         assert_eq!(executable(messages, "stagebus"), Some(PathBuf::from("/t/stagebus")));
         assert_eq!(executable(messages, "absent"), None);

@@ -13,7 +13,7 @@ use crate::{cargo, demo, place, setup, tidy};
 /// A part that cannot be set up, a build that fails, or a failed test.
 pub(crate) fn test() -> Result<()> {
     setup::run()?;
-    let stagebus = cargo::build_stagebus(false)?;
+    let stagebus = cargo::build_stagebus(cargo::Build::Tests)?;
     let runtime = demo::absolute(&place::runtime_dir())?;
     let with_runtime = |command: &mut Command| {
         command.env("STAGEBUS_BIN", &stagebus).env(place::RUNTIME_DIR, &runtime);

@@ -56,7 +56,7 @@ impl Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     setup::run()?;
     eprintln!("demo: building stagebus (minutes the first time)");
-    let stagebus = cargo::build_stagebus(true)?;
+    let stagebus = cargo::build_stagebus(cargo::Build::Release)?;
     let shards = shards(&stagebus, options.n_stages)?;
     eprintln!("demo: starting a local fleet of {} stages", options.n_stages);
     let mut ask = Command::new(&stagebus);
