@@ -17,10 +17,14 @@ async fn a_full_subscription_is_a_gap_that_cannot_be_missed() {
     let slow = Bus::connect(options).await.expect("connects");
     let mut events = slow.events();
     let mut full = slow.subscribe("burst").await.expect("subscribes");
+    let mut end = slow.subscribe("end").await.expect("subscribes");
     let before = slow.loss_generation();
     for i in 0..100_u8 {
         slow.publish_bytes("burst", None, vec![i].into()).await.expect("publishes");
     }
+    // One connection keeps its order: once this is here, the burst has been delivered or dropped.
+    slow.publish_bytes("end", None, Bytes::new()).await.expect("publishes");
+    end.next().await.expect("a message");
     assert_eq!(
         wait_for(&mut events, |e| *e == BusEvent::SlowConsumer).await,
         BusEvent::SlowConsumer
