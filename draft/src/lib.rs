@@ -1,9 +1,10 @@
 //! Speculation and sampling: who proposes tokens, how many, and how a token is chosen.
 //!
-//! Everything here is pure: no clock, no network, no runtime. The argument that holds it together:
-//! the token at position `p` is a function of the logits row before it, the request's parameters
-//! and `(seed, p)` alone ([`sampling`]). Whether that row was drafted or not does not enter, so a
-//! speculative run gives the tokens of a plain run; a drafter only decides how soon.
+//! No clock, no network. A [`drafter::Drafter`] keeps the text of its sessions; everything else is
+//! a pure function or plain bookkeeping. The argument that holds it together: the token at position
+//! `p` is a function of the logits row before it, the request's parameters and `(seed, p)` alone
+//! ([`sampling`]). Whether that row was drafted or not does not enter, so a speculative run gives
+//! the tokens of a plain run; a drafter only decides how soon.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -14,6 +15,7 @@
 
 pub mod acceptance;
 pub mod control;
+pub mod drafter;
 pub mod ngram;
 pub mod noise;
 pub mod sampling;

@@ -9,10 +9,11 @@ use serde_json::Value;
 const PREFIX: &str = "stagebus";
 
 /// The crates from the lowest layer up. A crate may use those of lower layers only.
-const LAYERS: [&[&str]; 7] = [
+const LAYERS: [&[&str]; 8] = [
     &["stagebus-schemas"],
-    &["stagebus-shards", "stagebus-settings", "stagebus-draft"],
+    &["stagebus-shards", "stagebus-settings"],
     &["stagebus-engine", "stagebus-bus", "stagebus-fleet"],
+    &["stagebus-draft"],
     &["stagebus-worker", "stagebus-coordinator", "stagebus-gateway"],
     &["stagebus-bench"],
     &["stagebus"],

@@ -1,0 +1,58 @@
+//! Who proposes tokens.
+//!
+//! A drafter follows the text of every session and proposes what comes next. Its proposals never
+//! change what is generated, only how soon: the target decides about each of them.
+
+mod ngram;
+
+use stagebus_engine::{SessionKey, StepError};
+
+pub use ngram::NgramDrafter;
+
+use crate::sampling::SamplingParams;
+
+/// One session's wish for drafted tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftRequest<'a> {
+    /// The session; nothing is drafted for one that is not open.
+    pub session: SessionKey,
+    /// Most tokens to draft.
+    pub n: usize,
+    /// Parameters of the request: a drafter draws with the noise that the head will use.
+    pub params: &'a SamplingParams,
+}
+
+/// Why a drafter failed. Drafting is a help: sessions go on without drafted tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum DraftError {
+    /// The draft model failed for a session; its cache is built anew at its next draft.
+    #[error("the draft model failed for session {session}")]
+    Step {
+        /// The session.
+        session: SessionKey,
+        /// Why.
+        #[source]
+        source: StepError,
+    },
+}
+
+/// Proposes tokens for sessions.
+///
+/// A session belongs to whoever opened it; a key that is not open is ignored by every method.
+pub trait Drafter: Send {
+    /// Starts a session with its prompt; a session of the same key is replaced.
+    fn open(&mut self, session: SessionKey, prompt: &[u32]);
+
+    /// Appends tokens that stand.
+    fn accept(&mut self, session: SessionKey, tokens: &[u32]);
+
+    /// Drafts for several sessions together: at most one request per session. The answers stand in
+    /// the order of `requests`, each with at most `n` tokens and possibly none.
+    ///
+    /// # Errors
+    /// [`DraftError`]; every session stays open and may be drafted for again.
+    fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>, DraftError>;
+
+    /// Ends a session and frees what it holds.
+    fn close(&mut self, session: SessionKey);
+}

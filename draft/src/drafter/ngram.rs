@@ -1,0 +1,104 @@
+//! Proposes what followed the longest suffix of the text that stood before.
+
+use std::collections::HashMap;
+
+use stagebus_engine::SessionKey;
+
+use super::{DraftError, DraftRequest, Drafter};
+use crate::ngram::NgramIndex;
+
+/// Prompt look-up for any number of sessions. Costs no inference.
+#[derive(Debug)]
+pub struct NgramDrafter {
+    sessions: HashMap<SessionKey, NgramIndex>,
+    min_match: usize,
+}
+
+impl NgramDrafter {
+    /// Proposes only after a match of at least `min_match` tokens.
+    #[must_use]
+    pub fn new(min_match: usize) -> Self {
+        Self { sessions: HashMap::new(), min_match }
+    }
+
+    /// At most `n` tokens for one session; none without a match.
+    pub(crate) fn propose(&self, session: SessionKey, n: usize) -> Vec<u32> {
+        let Some(index) = self.sessions.get(&session) else { return Vec::new() };
+        let Some(found) = index.lookup(self.min_match, n) else { return Vec::new() };
+        // A continuation shorter than `n` reaches the end of the text: the text repeats with that
+        // period, and so does the proposal.
+        found.continuation.iter().copied().cycle().take(n).collect()
+    }
+}
+
+impl Drafter for NgramDrafter {
+    fn open(&mut self, session: SessionKey, prompt: &[u32]) {
+        let mut index = NgramIndex::default();
+        prompt.iter().for_each(|token| index.push(*token));
+        self.sessions.insert(session, index);
+    }
+
+    fn accept(&mut self, session: SessionKey, tokens: &[u32]) {
+        if let Some(index) = self.sessions.get_mut(&session) {
+            tokens.iter().for_each(|token| index.push(*token));
+        }
+    }
+
+    fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>, DraftError> {
+        Ok(requests.iter().map(|request| self.propose(request.session, request.n)).collect())
+    }
+
+    fn close(&mut self, session: SessionKey) {
+        self.sessions.remove(&session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::SamplingParams;
+
+    fn draft(drafter: &mut NgramDrafter, session: u64, n: usize) -> Vec<u32> {
+        let params = SamplingParams::default();
+        let request = DraftRequest { session: SessionKey(session), n, params: &params };
+        drafter.draft(&[request]).unwrap().remove(0)
+    }
+
+    #[test]
+    fn nothing_is_proposed_without_a_match() {
+        let mut drafter = NgramDrafter::new(2);
+        assert!(draft(&mut drafter, 1, 4).is_empty(), "unknown session");
+        for prompt in [&[][..], &[5], &[5, 6], &[5, 6, 5]] {
+            drafter.open(SessionKey(1), prompt);
+            assert!(draft(&mut drafter, 1, 4).is_empty(), "{prompt:?}");
+        }
+        drafter.open(SessionKey(1), &[1, 2, 3, 1, 2]);
+        assert!(draft(&mut drafter, 1, 0).is_empty());
+    }
+
+    #[test]
+    fn sessions_keep_apart_and_open_replaces() {
+        let mut drafter = NgramDrafter::new(2);
+        let (a, b) = (SessionKey(1), SessionKey(2));
+        drafter.open(a, &[1, 2, 3, 4, 5]);
+        drafter.open(b, &[1, 2, 9, 9]);
+        drafter.accept(a, &[1, 2]);
+        drafter.accept(b, &[1, 2]);
+        let params = SamplingParams::default();
+        let requests =
+            [(b, 1), (a, 2)].map(|(session, n)| DraftRequest { session, n, params: &params });
+        assert_eq!(drafter.draft(&requests).unwrap(), [vec![9], vec![3, 4]]);
+        drafter.open(a, &[7, 8]);
+        assert!(draft(&mut drafter, 1, 4).is_empty(), "the text of before is gone");
+        drafter.close(b);
+        drafter.accept(b, &[1, 2]);
+        assert!(draft(&mut drafter, 2, 4).is_empty());
+    }
+
+    #[test]
+    fn a_repeating_text_goes_on_repeating() {
+        let mut drafter = NgramDrafter::new(3);
+        drafter.open(SessionKey(1), &[4, 1, 2, 3, 1, 2, 3, 1, 2]);
+        assert_eq!(draft(&mut drafter, 1, 7), [3, 1, 2, 3, 1, 2, 3]);
+    }
+}
