@@ -253,6 +253,8 @@ mod tests {
             stage: StageIndex::new(stage),
             queue_us,
             infer_us,
+            rows: 1,
+            masked: 0,
             total_us,
         };
         let marks = Marks {

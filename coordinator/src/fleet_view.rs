@@ -247,6 +247,7 @@ mod tests {
                 queue_depth: 0,
                 kv_tokens: 0,
                 kv_bytes: 0,
+                kv_max_bytes: 0,
                 steps_completed: 0,
                 decode_us: 0,
                 prefill_row_us: 0,

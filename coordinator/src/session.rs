@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, StepNumber, WorkerId};
+use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::forward::{Forward, Phase, Step};
 use stagebus_schemas::messages::head::HeadStep;
 use stagebus_schemas::subjects::LostStep;
@@ -25,6 +26,8 @@ pub(crate) struct Session {
     pub(crate) stream: bool,
     /// Most tokens to generate; within the context once the prompt is known.
     pub(crate) max_tokens: u32,
+    /// Who goes first where sessions compete.
+    pub(crate) priority: Priority,
     /// Token ids of the prompt; empty while it is being encoded.
     pub(crate) prompt: Vec<u32>,
     /// Tokens generated.
@@ -164,6 +167,7 @@ pub(crate) struct Order {
     pub(crate) client: Client,
     pub(crate) stream: bool,
     pub(crate) max_tokens: u32,
+    pub(crate) priority: Priority,
 }
 
 impl Session {
@@ -175,6 +179,7 @@ impl Session {
             client: order.client,
             stream: order.stream,
             max_tokens: order.max_tokens,
+            priority: order.priority,
             prompt: Vec::new(),
             output: Vec::new(),
             transcript,

@@ -165,6 +165,8 @@ mod tests {
                 stage: StageIndex::new(u16::try_from(stage).unwrap()),
                 queue_us: 0,
                 infer_us,
+                rows: 1,
+                masked: 0,
                 total_us: infer_us,
             })
             .collect();

@@ -62,6 +62,19 @@ pub struct StepDone<'a> {
     pub output: Result<StageOutput<'a>, StepError>,
     /// Inference time of the call that ran the step.
     pub infer_time: Duration,
+    /// Rows of that call, over all its sessions.
+    pub n_rows: usize,
+    /// Positions of the session that rewinds have masked out but not freed.
+    pub masked: usize,
+}
+
+impl StepDone<'_> {
+    /// A step that failed before anything ran.
+    #[must_use]
+    pub const fn failed(index: usize, error: StepError) -> Self {
+        let infer_time = Duration::ZERO;
+        Self { index, output: Err(error), infer_time, n_rows: 0, masked: 0 }
+    }
 }
 
 /// Memory and length of the sessions of a backend.
@@ -75,6 +88,8 @@ pub struct KvUse {
     pub masked_tokens: u64,
     /// Memory of the KV caches, in bytes.
     pub bytes: u64,
+    /// Memory that the KV caches can take, in bytes; 0 where it is not limited beforehand.
+    pub max_bytes: u64,
     /// Sessions whose masked positions slow them down enough that a replay from position 0 pays.
     pub n_to_compact: usize,
 }

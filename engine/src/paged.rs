@@ -364,7 +364,7 @@ impl Backend for PagedBackend {
             match self.place(steps, index) {
                 Ok(place) => placed.push(place),
                 Err(error) => {
-                    done(StepDone { index, output: Err(error), infer_time: Duration::ZERO });
+                    done(StepDone::failed(index, error));
                 }
             }
         }
@@ -378,8 +378,7 @@ impl Backend for PagedBackend {
                 for Placed { index, .. } in placed {
                     self.close(steps[index].session);
                     let source = Box::<dyn std::error::Error + Send + Sync>::from(message.clone());
-                    let output = Err(StepError::Runtime(source));
-                    done(StepDone { index, output, infer_time: Duration::ZERO });
+                    done(StepDone::failed(index, StepError::Runtime(source)));
                 }
                 return;
             }
@@ -391,12 +390,13 @@ impl Backend for PagedBackend {
             }
         }
         let (width, is_last) = (self.row_width(), self.spec.is_last());
+        let n_rows = self.batch.positions.len();
         let output = self.model.output();
         for Placed { index, first, n_out } in placed {
             let rows = &output[first * width..(first + n_out) * width];
             let output =
                 if is_last { StageOutput::Logits(rows) } else { StageOutput::Hidden(rows) };
-            done(StepDone { index, output: Ok(output), infer_time });
+            done(StepDone { index, output: Ok(output), infer_time, n_rows, masked: 0 });
         }
     }
 
@@ -411,6 +411,7 @@ impl Backend for PagedBackend {
             tokens: self.sessions.values().map(|table| table.len() as u64).sum(),
             masked_tokens: 0,
             bytes: n_held * self.layout.bytes as u64,
+            max_bytes: self.info.n_blocks as u64 * self.layout.bytes as u64,
             n_to_compact: 0,
         }
     }

@@ -234,7 +234,8 @@ impl Backend for StatefulBackend {
             let result = check_alone(steps, index).and_then(|()| self.step(step));
             let infer_time = result.as_ref().copied().unwrap_or_default();
             let output = result.and_then(|_| self.output());
-            done(StepDone { index, output, infer_time });
+            let masked = self.sessions.get(&step.session).map_or(0, |held| held.slots.masked());
+            done(StepDone { index, output, infer_time, n_rows: step.tokens.len(), masked });
         }
     }
 

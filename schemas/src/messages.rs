@@ -5,3 +5,4 @@ pub mod fleet;
 pub mod forward;
 pub mod head;
 pub mod public;
+pub mod sampling;

@@ -8,10 +8,9 @@ use serde::{Deserialize, Serialize};
 pub struct MessageVersion(u16);
 
 impl MessageVersion {
-    /// First version: open/close/drain/stats, forward steps, head rows, announcements.
-    pub const V1: Self = Self(1);
-    /// The version that this build writes and accepts.
-    pub const CURRENT: Self = Self::V1;
+    /// The version that this build writes and accepts: open/close/drain/stats with sampling and
+    /// priority, forward steps, head rows with log-probabilities, announcements.
+    pub const CURRENT: Self = Self(2);
 
     /// Returns the number as it stands on the wire.
     #[must_use]

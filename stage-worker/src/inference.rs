@@ -68,6 +68,8 @@ pub(crate) struct InferenceLoad {
     pub kv_tokens: u64,
     /// Memory of the KV caches, in bytes.
     pub kv_bytes: u64,
+    /// Memory that the KV caches can take, in bytes; 0 if it is not limited beforehand.
+    pub kv_max_bytes: u64,
     /// Smoothed inference time of a decode step, in microseconds; 0 before the first.
     pub decode_us: f64,
     /// Smoothed inference time of a prefill row, in microseconds; 0 before the first.
@@ -295,7 +297,8 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         self.backend.run(&steps, &mut |done: StepDone<'_>| {
             let Some((_, job)) = batch.get(done.index) else { return };
             times.add(&job.step, done.infer_time);
-            let time = RunTime { started, infer: done.infer_time };
+            let StepDone { infer_time: infer, n_rows, masked, .. } = done;
+            let time = RunTime { started, infer, n_rows, masked };
             let sent = match done.output {
                 Ok(output) => results::result(stage, dtype, job, output, time)
                     .and_then(|message| Ok(outlet(message)?))
@@ -357,6 +360,7 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         self.load.send_modify(|load| {
             load.kv_tokens = kv_use.tokens;
             load.kv_bytes = kv_use.bytes;
+            load.kv_max_bytes = kv_use.max_bytes;
             change(load);
         });
     }

@@ -47,6 +47,10 @@ pub(crate) struct RunTime {
     pub started: Instant,
     /// Inference time of the call that ran the step.
     pub infer: Duration,
+    /// Rows of that call.
+    pub n_rows: usize,
+    /// Positions of the session that rewinds have masked out.
+    pub masked: usize,
 }
 
 /// Why the result of a step did not leave.
@@ -122,6 +126,7 @@ pub(crate) fn result(
                 epoch: job.step.epoch,
                 step: job.step.step,
                 rows,
+                logits: None,
                 trace,
             };
             Ok(head(stage, &job.route.head_subject, vec![step], vec![])?)
@@ -185,7 +190,7 @@ fn head_rows(step: &Step, logits: &[f32], vocab_size: usize) -> Result<Vec<HeadR
     step.wanted
         .iter()
         .zip(logits.chunks_exact(vocab_size))
-        .map(|(row, logits)| Ok(HeadRow { pos: step.start_pos + row, token: greedy(logits)? }))
+        .map(|(row, logits)| Ok(HeadRow::new(step.start_pos + row, greedy(logits)?)))
         .collect()
 }
 
@@ -211,6 +216,8 @@ fn stage_time(stage: &Stage, arrived: Instant, time: RunTime) -> StageTime {
         stage: stage.index,
         queue_us: micros(time.started.saturating_duration_since(arrived)),
         infer_us: micros(time.infer),
+        rows: u32_of(time.n_rows),
+        masked: u32_of(time.masked),
         total_us: micros(arrived.elapsed()),
     }
 }

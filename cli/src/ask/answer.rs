@@ -213,7 +213,7 @@ mod tests {
     fn done(text: Option<&str>, tokens: Option<Vec<u32>>) -> Event {
         Event::Done {
             finish_reason: FinishReason::Stop,
-            usage: Usage { prompt_tokens: 7, completion_tokens: 2 },
+            usage: Usage { prompt_tokens: 7, completion_tokens: 2, ..Usage::default() },
             timings: Timings { stage_infer_ms: vec![1.0, 2.0], ..Timings::default() },
             text: text.map(str::to_owned),
             tokens,

@@ -73,6 +73,7 @@ impl State {
         let usage = Usage {
             prompt_tokens: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
             completion_tokens: u32::try_from(session.output.len()).unwrap_or(u32::MAX),
+            ..Usage::default()
         };
         let mut events = Vec::with_capacity(3);
         if !session.is_accepted() {

@@ -106,6 +106,7 @@ impl State {
             client,
             stream: request.stream,
             max_tokens: request.max_tokens.unwrap_or(self.settings.default_max_tokens),
+            priority: request.priority,
         };
         let transcript = Transcript::new(text, request.stop);
         let watch = Stopwatch::new(now, usize::from(self.model.identity.n_stages));

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{SessionId, StageIndex, WorkerId};
-use stagebus_schemas::messages::control::{Close, Open};
+use stagebus_schemas::messages::control::{Close, HeadMode, Open};
 use stagebus_schemas::messages::public::Event;
+use stagebus_schemas::messages::sampling::Sampling;
 use tracing::{debug, warn};
 
 use super::State;
@@ -109,7 +110,11 @@ impl State {
             route: route.clone(),
             fingerprint: self.model.identity.fingerprint.clone(),
             prompt: session.prompt.clone(),
+            prompt_len: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
             max_len,
+            sampling: Sampling::default(),
+            head: HeadMode::Token,
+            priority: session.priority,
         };
         let answers = vec![None; route.len()];
         let opening = Opening { epoch, route: route.clone(), answers };

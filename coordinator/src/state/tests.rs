@@ -99,6 +99,7 @@ impl Bench {
                 queue_depth: 0,
                 kv_tokens: 0,
                 kv_bytes: 0,
+                kv_max_bytes: 0,
                 steps_completed: 0,
                 decode_us: 0,
                 prefill_row_us: 0,
@@ -235,12 +236,14 @@ fn id(name: &str) -> WorkerId {
 }
 
 fn head(step: &Step, token: u32) -> Head {
-    let rows = step.wanted.iter().map(|row| HeadRow { pos: step.start_pos + row, token }).collect();
+    let rows = step.wanted.iter().map(|row| HeadRow::new(step.start_pos + row, token)).collect();
     let trace = (0..N_STAGES)
         .map(|stage| StageTime {
             stage: StageIndex::new(stage),
             queue_us: 0,
             infer_us: 1000,
+            rows: 1,
+            masked: 0,
             total_us: 1100,
         })
         .collect();
@@ -249,7 +252,7 @@ fn head(step: &Step, token: u32) -> Head {
         version: MessageVersion::CURRENT,
         stage: StageIndex::new(1),
         worker: id("w1"),
-        steps: vec![HeadStep { session, epoch, step, rows, trace }],
+        steps: vec![HeadStep { session, epoch, step, rows, logits: None, trace }],
         faults: Vec::new(),
     }
 }

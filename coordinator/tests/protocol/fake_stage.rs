@@ -180,6 +180,7 @@ impl Inner {
             queue_depth: 0,
             kv_tokens: 0,
             kv_bytes: 0,
+            kv_max_bytes: 0,
             steps_completed: 0,
             decode_us: 0,
             prefill_row_us: 0,
@@ -231,8 +232,8 @@ impl Inner {
             }
             Behaviour::Good | Behaviour::Full => {}
         }
-        let (stage, time) =
-            (self.stage, StageTime { stage: self.stage, queue_us: 1, infer_us: 2, total_us: 3 });
+        let stage = self.stage;
+        let time = StageTime { stage, queue_us: 1, infer_us: 2, rows: 1, masked: 0, total_us: 3 };
         step.trace.push(time);
         if stage.index() + 1 < self.manifest.n_stages() {
             let (next, worker) = (stage.next(), held.route[stage.next().index()].clone());
@@ -251,12 +252,12 @@ impl Inner {
             .map(|row| {
                 let pos = step.start_pos + row;
                 let token = self.model.expected(&held.tokens[..=pos as usize], 1)[0];
-                HeadRow { pos, token }
+                HeadRow::new(pos, token)
             })
             .collect();
         let coordinator = held.coordinator.clone();
         let Step { session, epoch, step, trace, .. } = step;
-        let answer = HeadStep { session, epoch, step, rows, trace };
+        let answer = HeadStep { session, epoch, step, rows, logits: None, trace };
         self.send_head(&coordinator, vec![answer], Vec::new()).await;
     }
 

@@ -194,7 +194,7 @@ impl Backend for TestBackend {
                 true => StageOutput::Logits(&self.output),
                 false => StageOutput::Hidden(&self.output),
             });
-            done(StepDone { index, output, infer_time });
+            done(StepDone { index, output, infer_time, n_rows: step.tokens.len(), masked: 0 });
         }
     }
 

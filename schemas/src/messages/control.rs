@@ -7,10 +7,11 @@ use crate::error::ErrorReply;
 use crate::ids::{CoordinatorId, Epoch, SessionId, WorkerId};
 use crate::messages::fleet::WorkerLoad;
 use crate::messages::forward::{MAX_STAGES, MAX_TEXT_BYTES};
+use crate::messages::sampling::Sampling;
 use crate::version::MessageVersion;
 
 /// A request to a worker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Control {
     /// Version of this message.
@@ -20,7 +21,7 @@ pub struct Control {
 }
 
 /// What is asked of a worker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControlAction {
     /// Make a session, or raise the epoch of one that exists.
@@ -33,8 +34,30 @@ pub enum ControlAction {
     Stats,
 }
 
+/// Who goes first where sessions compete.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    /// Somebody waits for it.
+    #[default]
+    Interactive,
+    /// Nobody waits: it runs in the room that interactive sessions leave, and gives way first.
+    Batch,
+}
+
+/// What the last stage sends back for a wanted row.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadMode {
+    /// The chosen token.
+    #[default]
+    Token,
+    /// All logits of the row; the coordinator chooses.
+    Full,
+}
+
 /// Makes a session on one stage.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Open {
     /// The session.
@@ -49,8 +72,16 @@ pub struct Open {
     pub fingerprint: String,
     /// Token ids of the prompt (at a recovery, of all tokens so far), to find a cached prefix.
     pub prompt: Vec<u32>,
+    /// Leading tokens of `prompt` that the client sent; the rest was generated before a recovery.
+    pub prompt_len: u32,
     /// Most tokens that the session can reach (prompt and output), for admission by KV memory.
     pub max_len: u32,
+    /// How the last stage chooses tokens.
+    pub sampling: Sampling,
+    /// What the last stage sends back.
+    pub head: HeadMode,
+    /// Who goes first.
+    pub priority: Priority,
 }
 
 /// Ends a session on one stage.
@@ -104,7 +135,10 @@ impl Message for Control {
         check_count("fingerprint", bytes, 1..=MAX_TEXT_BYTES, "1 to 256 bytes of text")?;
         let prompt = open.prompt.len();
         let room = open.max_len as usize;
-        check_count("prompt", prompt, 0..=room, "at most max_len tokens")
+        check_count("prompt", prompt, 0..=room, "at most max_len tokens")?;
+        let prompt_len = open.prompt_len as usize;
+        check_count("prompt_len", prompt_len, 0..=prompt, "at most the tokens of prompt")?;
+        open.sampling.validate()
     }
 }
 

@@ -33,6 +33,8 @@ pub struct WorkerLoad {
     pub kv_tokens: u64,
     /// Memory of the KV caches, in bytes.
     pub kv_bytes: u64,
+    /// Memory that KV caches can take, in bytes; 0 where it is not limited beforehand.
+    pub kv_max_bytes: u64,
     /// Steps completed since the start; a worker whose number stands still while its queue is
     /// not empty is wedged.
     pub steps_completed: u64,

@@ -53,7 +53,7 @@ pub struct Step {
 
 /// Time that one stage spent on one step.
 ///
-/// **Units**: microseconds.
+/// **Units**: microseconds where the name says so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageTime {
@@ -63,6 +63,10 @@ pub struct StageTime {
     pub queue_us: u32,
     /// Inference of the micro-batch that held the step.
     pub infer_us: u32,
+    /// Rows of that micro-batch, over all its sessions.
+    pub rows: u32,
+    /// KV positions of the step's session that rewinds have left behind on the stage.
+    pub masked: u32,
     /// From arrival to the moment the result was handed to the broker connection.
     pub total_us: u32,
 }

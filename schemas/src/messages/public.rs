@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorClass;
 use crate::ids::RequestId;
+use crate::messages::control::Priority;
 
 pub use validate::{Limits, PromptInput, RequestError, ValidRequest};
 
@@ -64,6 +65,12 @@ pub struct PromptRequest {
     /// False: only `accepted` and `done` come, and `done` carries the whole text and tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
+    /// Tokens to draft per step, 0 for no speculation; the coordinator chooses when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_tokens: Option<u32>,
+    /// `interactive` (the default) or `batch`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<Priority>,
 }
 
 /// Why a generation ended.
@@ -79,12 +86,28 @@ pub enum FinishReason {
 }
 
 /// What a request used.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Tokens generated, an end token included.
     pub completion_tokens: u32,
+    /// Tokens of the prompt that every stage had cached.
+    #[serde(default)]
+    pub cached_tokens: u32,
+    /// Tokens drafted.
+    #[serde(default)]
+    pub drafted_tokens: u32,
+    /// Drafted tokens that the model chose too.
+    #[serde(default)]
+    pub accepted_tokens: u32,
+    /// Steps that generated tokens.
+    #[serde(default)]
+    pub steps: u32,
+    /// KV positions that rewinds left behind per position of the text, over the stage with the
+    /// most; 0 where rewinding leaves nothing.
+    #[serde(default)]
+    pub bloat: f64,
 }
 
 /// How long a request took.

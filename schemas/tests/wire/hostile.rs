@@ -87,7 +87,7 @@ fn another_version_is_told_as_that_whatever_else_it_holds() {
 
 #[test]
 fn an_unknown_field_of_this_version_is_refused_by_name() {
-    let message = serde_json::json!({"version": 1, "action": "drain", "surprise": 1});
+    let message = serde_json::json!({"version": MessageVersion::CURRENT.number(), "action": "drain", "surprise": 1});
     let bytes = codec::encode_public(ContentType::MessagePack, &message).expect("encodes");
     let error = codec::decode::<Control>(&bytes).expect_err("unknown field");
     assert!(matches!(error, CodecError::MessagePack(_)));
@@ -105,7 +105,7 @@ fn a_message_without_field_names_is_refused() {
 #[test]
 fn a_tensor_that_is_an_array_of_numbers_is_refused() {
     let message = serde_json::json!({
-        "version": 1,
+        "version": MessageVersion::CURRENT.number(),
         "steps": [{
             "session": 1, "epoch": 0, "step": 0, "start_pos": 0, "phase": "decode",
             "tokens": [1], "wanted": [0], "trace": [],

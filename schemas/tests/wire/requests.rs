@@ -2,6 +2,7 @@
 
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::RequestId;
+use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::public::{
     ChatMessage, Limits, PromptInput, PromptRequest, RequestError, ValidRequest,
 };
@@ -44,6 +45,8 @@ fn a_plain_request_is_taken_apart() {
         max_tokens: Some(1),
         stop: vec!["ab".into()],
         stream: false,
+        draft_tokens: None,
+        priority: Priority::Interactive,
     };
     assert_eq!(valid, Ok(expected));
     assert!(text(|_| {}).expect("valid").stream);

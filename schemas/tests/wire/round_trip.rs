@@ -11,7 +11,7 @@ use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
 };
 use stagebus_schemas::messages::control::{
-    Close, Control, ControlAction, ControlOutcome, ControlReply, Open,
+    Close, Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Open, Priority,
 };
 use stagebus_schemas::messages::fleet::{
     CoordinatorAnnouncement, WorkerAnnouncement, WorkerLoad, WorkerState,
@@ -21,6 +21,7 @@ use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::messages::public::{
     ChatMessage, Event, FinishReason, PromptRequest, Timings, Usage,
 };
+use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::tensor::{Dtype, Tensor};
 use stagebus_schemas::version::MessageVersion;
 
@@ -61,9 +62,12 @@ fn failure() -> impl Strategy<Value = ErrorReply> {
 }
 
 fn trace() -> impl Strategy<Value = Vec<StageTime>> {
-    let time = any::<(u16, u32, u32, u32)>().prop_map(|(stage, queue_us, infer_us, total_us)| {
-        StageTime { stage: StageIndex::new(stage), queue_us, infer_us, total_us }
-    });
+    let time = any::<(u16, [u32; 5])>().prop_map(
+        |(stage, [queue_us, infer_us, rows, masked, total_us])| {
+            let stage = StageIndex::new(stage);
+            StageTime { stage, queue_us, infer_us, rows, masked, total_us }
+        },
+    );
     vec(time, 0..4)
 }
 
@@ -99,10 +103,22 @@ pub(crate) fn forward() -> impl Strategy<Value = Forward> {
 }
 
 fn head() -> impl Strategy<Value = Head> {
-    let rows = prop::collection::btree_map(any::<u32>(), any::<u32>(), 0..5);
+    let logprob = || -100_f32..0.0;
+    let top = vec((any::<u32>(), logprob()), 0..3);
+    let row = (any::<u32>(), option::of(logprob()), top);
+    let rows = prop::collection::btree_map(any::<u32>(), row, 0..5);
     let step = (position(), rows, trace()).prop_map(|((session, epoch, step), rows, trace)| {
-        let rows = rows.into_iter().map(|(pos, token)| HeadRow { pos, token }).collect();
-        HeadStep { session, epoch, step, rows, trace }
+        let token_logprob = |(token, logprob)| TokenLogprob { token, logprob };
+        let rows = rows
+            .into_iter()
+            .map(|(pos, (token, logprob, top))| HeadRow {
+                pos,
+                token,
+                logprob,
+                top: top.into_iter().map(token_logprob).collect(),
+            })
+            .collect();
+        HeadStep { session, epoch, step, rows, logits: None, trace }
     });
     let fault = (position(), failure()).prop_map(|((session, epoch, step), error)| StepFault {
         session,
@@ -123,15 +139,48 @@ fn head() -> impl Strategy<Value = Head> {
 
 fn open() -> impl Strategy<Value = Open> {
     let ids = (position(), coordinator(), vec(worker(), 1..5));
-    (ids, ".{1,60}", vec(any::<u32>(), 0..9), 9..u32::MAX).prop_map(
-        |(((session, epoch, _), coordinator, route), fingerprint, prompt, max_len)| Open {
+    let prompt = vec(any::<u32>(), 0..9);
+    let modes = any::<(bool, bool)>();
+    (ids, ".{1,60}", prompt, 9..u32::MAX, sampling(), modes).prop_map(
+        |(
+            ((session, epoch, _), coordinator, route),
+            fingerprint,
+            prompt,
+            max_len,
+            sampling,
+            modes,
+        )| Open {
             session,
             epoch,
             coordinator,
             route,
             fingerprint,
+            prompt_len: u32::try_from(prompt.len() / 2).expect("short"),
             prompt,
             max_len,
+            sampling,
+            head: if modes.0 { HeadMode::Full } else { HeadMode::Token },
+            priority: if modes.1 { Priority::Batch } else { Priority::Interactive },
+        },
+    )
+}
+
+fn sampling() -> impl Strategy<Value = Sampling> {
+    let number = || 0_f32..4.0;
+    let numbers = (number(), number(), number(), number(), number(), number());
+    let bias = vec((any::<u32>(), number()), 0..3);
+    (numbers, any::<(u32, u64)>(), bias, option::of(0_u32..65)).prop_map(
+        |(numbers, (top_k, seed), logit_bias, top_logprobs)| Sampling {
+            temperature: numbers.0,
+            top_p: numbers.1,
+            top_k,
+            min_p: numbers.2,
+            repetition_penalty: numbers.3,
+            presence_penalty: numbers.4,
+            frequency_penalty: numbers.5,
+            logit_bias,
+            seed,
+            top_logprobs,
         },
     )
 }
@@ -147,12 +196,13 @@ fn control() -> impl Strategy<Value = Control> {
 }
 
 fn load() -> impl Strategy<Value = WorkerLoad> {
-    any::<([u32; 5], [u64; 3])>().prop_map(|(small, large)| WorkerLoad {
+    any::<([u32; 5], [u64; 4])>().prop_map(|(small, large)| WorkerLoad {
         n_sessions: small[0],
         max_sessions: small[1],
         queue_depth: small[2],
         kv_tokens: large[0],
         kv_bytes: large[1],
+        kv_max_bytes: large[3],
         steps_completed: large[2],
         decode_us: small[3],
         prefill_row_us: small[4],
@@ -241,10 +291,12 @@ fn prompt_request() -> impl Strategy<Value = PromptRequest> {
         vec(any::<String>(), 0..3),
         any::<Option<bool>>(),
         any::<Option<bool>>(),
+        any::<(Option<u32>, Option<bool>)>(),
     );
     (input, sampling, rest).prop_map(
         |((messages, prompt, tokens), (temperature, top_p, top_k, min_p, seed), rest)| {
-            let (request_id, max_tokens, stop, logprobs, stream) = rest;
+            let (request_id, max_tokens, stop, logprobs, stream, (draft_tokens, batch)) = rest;
+            let priority = |batch| if batch { Priority::Batch } else { Priority::Interactive };
             PromptRequest {
                 request_id: request_id.map(|text| RequestId::new(text).expect("a token")),
                 messages,
@@ -259,6 +311,8 @@ fn prompt_request() -> impl Strategy<Value = PromptRequest> {
                 stop,
                 logprobs,
                 stream,
+                draft_tokens,
+                priority: batch.map(priority),
             }
         },
     )
@@ -281,8 +335,7 @@ fn event() -> impl Strategy<Value = Event> {
         stage_infer_ms,
         overhead_ms: -a,
     });
-    let done =
-        (reason, any::<(u32, u32)>(), timings, any::<Option<String>>(), option::of(tokens()));
+    let done = (reason, any::<[u32; 7]>(), timings, any::<Option<String>>(), option::of(tokens()));
     prop_oneof![
         (TOKEN, any::<u32>()).prop_map(|(id, prompt_tokens)| Event::Accepted {
             request_id: RequestId::new(id).expect("a token"),
@@ -295,7 +348,15 @@ fn event() -> impl Strategy<Value = Event> {
         }),
         done.prop_map(|(finish_reason, used, timings, text, tokens)| Event::Done {
             finish_reason,
-            usage: Usage { prompt_tokens: used.0, completion_tokens: used.1 },
+            usage: Usage {
+                prompt_tokens: used[0],
+                completion_tokens: used[1],
+                cached_tokens: used[2],
+                drafted_tokens: used[3],
+                accepted_tokens: used[4],
+                steps: used[5],
+                bloat: f64::from(used[6]) / 8.0,
+            },
             timings,
             text,
             tokens,

@@ -6,13 +6,14 @@ use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, SessionId, StageIndex, StepNumber, WorkerId,
 };
 use stagebus_schemas::messages::control::{
-    Close, Control, ControlAction, ControlOutcome, ControlReply, Open,
+    Close, Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Open, Priority,
 };
 use stagebus_schemas::messages::fleet::{
     CoordinatorAnnouncement, WorkerAnnouncement, WorkerLoad, WorkerState,
 };
 use stagebus_schemas::messages::forward::{Forward, Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
+use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::tensor::{Dtype, Tensor};
 use stagebus_schemas::version::MessageVersion;
 
@@ -86,7 +87,14 @@ fn failure() -> ErrorReply {
 }
 
 fn trace(stage: u16) -> StageTime {
-    StageTime { stage: StageIndex::new(stage), queue_us: 20, infer_us: 5000, total_us: 5040 }
+    StageTime {
+        stage: StageIndex::new(stage),
+        queue_us: 20,
+        infer_us: 5000,
+        rows: 6,
+        masked: 2,
+        total_us: 5040,
+    }
 }
 
 /// Two decode rows of one session for stage 0.
@@ -143,7 +151,16 @@ fn head() -> Head {
             session: session(),
             epoch: Epoch::new(1),
             step: StepNumber::new(8),
-            rows: vec![HeadRow { pos: 41, token: 28 }, HeadRow { pos: 42, token: 49_151 }],
+            rows: vec![
+                HeadRow::new(41, 28),
+                HeadRow {
+                    pos: 42,
+                    token: 49_151,
+                    logprob: Some(-0.5),
+                    top: vec![TokenLogprob { token: 49_151, logprob: -0.5 }],
+                },
+            ],
+            logits: None,
             trace: vec![trace(0), trace(1)],
         }],
         faults: vec![StepFault {
@@ -163,7 +180,17 @@ fn open() -> Open {
         route: vec![WorkerId::new("w0-a").expect("an id"), worker()],
         fingerprint: "f".repeat(64),
         prompt: vec![1, 2, 3],
+        prompt_len: 2,
         max_len: 2048,
+        sampling: Sampling {
+            temperature: 0.75,
+            logit_bias: vec![(49_151, -100.0)],
+            seed: u64::MAX,
+            top_logprobs: Some(5),
+            ..Sampling::default()
+        },
+        head: HeadMode::Full,
+        priority: Priority::Batch,
     }
 }
 
@@ -174,6 +201,7 @@ fn load() -> WorkerLoad {
         queue_depth: 2,
         kv_tokens: 5000,
         kv_bytes: 5_000_000_000,
+        kv_max_bytes: 8_000_000_000,
         steps_completed: 123_456,
         decode_us: 5000,
         prefill_row_us: 800,

@@ -14,11 +14,12 @@ use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, SessionId, StageIndex, StepNumber, WorkerId,
 };
 use stagebus_schemas::messages::control::{
-    Close, Control, ControlAction, ControlOutcome, ControlReply, Open,
+    Close, Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Open, Priority,
 };
 use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerState};
 use stagebus_schemas::messages::forward::{Forward, Phase, Step};
 use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
+use stagebus_schemas::messages::sampling::Sampling;
 use stagebus_schemas::subjects::{LostStep, Subjects};
 use stagebus_schemas::version::MessageVersion;
 use tokio::sync::oneshot;
@@ -113,7 +114,11 @@ impl Chain {
             route: self.route(),
             fingerprint: FINGERPRINT.to_owned(),
             prompt: vec![],
+            prompt_len: 0,
             max_len: 64,
+            sampling: Sampling::default(),
+            head: HeadMode::Token,
+            priority: Priority::Interactive,
         }
     }
 

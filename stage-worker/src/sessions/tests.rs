@@ -1,6 +1,8 @@
 //! The rules of the session table, driven by hand.
 
+use stagebus_schemas::messages::control::{HeadMode, Priority};
 use stagebus_schemas::messages::forward::Phase;
+use stagebus_schemas::messages::sampling::Sampling;
 
 use super::*;
 use crate::stage_fixture::{FINGERPRINT, stage, worker};
@@ -15,7 +17,11 @@ fn open_at(epoch: u32) -> Open {
         route: vec![worker(0), worker(1), worker(2)],
         fingerprint: FINGERPRINT.to_owned(),
         prompt: vec![1, 2],
+        prompt_len: 2,
         max_len: 32,
+        sampling: Sampling::default(),
+        head: HeadMode::Token,
+        priority: Priority::Interactive,
     }
 }
 

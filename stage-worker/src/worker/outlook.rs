@@ -69,6 +69,7 @@ impl Worker {
             queue_depth: self.inference.queued(),
             kv_tokens: load.kv_tokens,
             kv_bytes: load.kv_bytes,
+            kv_max_bytes: load.kv_max_bytes,
             steps_completed: load.steps_completed,
             decode_us: whole(load.decode_us),
             prefill_row_us: whole(load.prefill_row_us),

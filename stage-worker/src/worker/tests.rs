@@ -3,9 +3,11 @@
 use std::sync::mpsc::Receiver;
 
 use stagebus_schemas::ids::{CoordinatorId, StepNumber};
+use stagebus_schemas::messages::control::{HeadMode, Priority};
 use stagebus_schemas::messages::fleet::WorkerAnnouncement;
 use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::messages::head::{Head, StepFault};
+use stagebus_schemas::messages::sampling::Sampling;
 use stagebus_schemas::tensor::{Dtype, Tensor};
 
 use super::*;
@@ -147,7 +149,11 @@ fn open(session: u64, epoch: u32) -> Open {
         route: vec![worker_id(0), worker_id(1)],
         fingerprint: FINGERPRINT.to_owned(),
         prompt: vec![1, 2, 3],
+        prompt_len: 3,
         max_len: 32,
+        sampling: Sampling::default(),
+        head: HeadMode::Token,
+        priority: Priority::Interactive,
     }
 }
 

@@ -4,9 +4,12 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, Epoch, SessionId, StepNumber, WorkerId};
-use stagebus_schemas::messages::control::{Close, ControlAction, ControlOutcome, Open};
+use stagebus_schemas::messages::control::{
+    Close, ControlAction, ControlOutcome, HeadMode, Open, Priority,
+};
 use stagebus_schemas::messages::forward::{Forward, Phase, Step};
 use stagebus_schemas::messages::head::Head;
+use stagebus_schemas::messages::sampling::Sampling;
 use stagebus_schemas::tensor::{Dtype, Tensor};
 use stagebus_schemas::version::MessageVersion;
 use stagebus_tests::fleet::{Fleet, address};
@@ -45,7 +48,11 @@ impl Driver {
             route: self.route.clone(),
             fingerprint: self.fingerprint.clone(),
             prompt: vec![1, 2],
+            prompt_len: 2,
             max_len: 10,
+            sampling: Sampling::default(),
+            head: HeadMode::Token,
+            priority: Priority::Interactive,
         }
     }
 

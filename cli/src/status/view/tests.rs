@@ -30,6 +30,7 @@ fn worker(stage: u16, name: &str, fingerprint: &str, state: WorkerState) -> Work
             queue_depth: 0,
             kv_tokens: 40,
             kv_bytes: 1 << 20,
+            kv_max_bytes: 0,
             steps_completed: 5,
             decode_us: 5250,
             prefill_row_us: 300,

@@ -2,6 +2,7 @@
 
 use crate::error::{ErrorClass, ErrorReply};
 use crate::ids::RequestId;
+use crate::messages::control::Priority;
 use crate::messages::public::{ChatMessage, PromptRequest};
 
 /// Highest temperature: beyond it every token is about as likely as any other.
@@ -70,6 +71,10 @@ pub struct ValidRequest {
     pub stop: Vec<String>,
     /// Whether token events are wanted.
     pub stream: bool,
+    /// Tokens to draft per step, if the client said so.
+    pub draft_tokens: Option<u32>,
+    /// Who goes first.
+    pub priority: Priority,
 }
 
 /// Why a request is refused. No text of the prompt is in it.
@@ -178,6 +183,8 @@ impl PromptRequest {
             max_tokens: self.max_tokens,
             stop: self.stop,
             stream: self.stream.unwrap_or(true),
+            draft_tokens: self.draft_tokens,
+            priority: self.priority.unwrap_or_default(),
         })
     }
 }
