@@ -3,10 +3,16 @@
 //! A drafter follows the text of every session and proposes what comes next. Its proposals never
 //! change what is generated, only how soon: the target decides about each of them.
 
+mod head;
+mod hybrid;
+mod model;
 mod ngram;
 
-use stagebus_engine::{SessionKey, StepError};
+use stagebus_engine::{OpenError, SessionKey, StepError};
 
+pub use head::{DraftHead, DraftHeadError};
+pub use hybrid::{HybridDrafter, MIN_MATCH};
+pub use model::ModelDrafter;
 pub use ngram::NgramDrafter;
 
 use crate::sampling::SamplingParams;
@@ -25,7 +31,16 @@ pub struct DraftRequest<'a> {
 /// Why a drafter failed. Drafting is a help: sessions go on without drafted tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum DraftError {
-    /// The draft model failed for a session; its cache is built anew at its next draft.
+    /// The draft model cannot take a session in. A full model is no error.
+    #[error("the draft model cannot open session {session}")]
+    Open {
+        /// The session.
+        session: SessionKey,
+        /// Why.
+        #[source]
+        source: OpenError,
+    },
+    /// The draft model failed for a session; its text is replayed at its next draft.
     #[error("the draft model failed for session {session}")]
     Step {
         /// The session.
@@ -33,6 +48,17 @@ pub enum DraftError {
         /// Why.
         #[source]
         source: StepError,
+    },
+    /// The draft model gives hidden states: it is a part of a model.
+    #[error("the draft model gives no logits: it is not a whole model")]
+    NotLogits,
+    /// The draft model's rows do not belong to its head.
+    #[error("the draft model gives rows of {found} logits, its head has {expected}")]
+    RowWidth {
+        /// Rows of the head.
+        expected: usize,
+        /// Numbers found.
+        found: usize,
     },
 }
 
@@ -47,7 +73,8 @@ pub trait Drafter: Send {
     fn accept(&mut self, session: SessionKey, tokens: &[u32]);
 
     /// Drafts for several sessions together: at most one request per session. The answers stand in
-    /// the order of `requests`, each with at most `n` tokens and possibly none.
+    /// the order of `requests`, each with at most `n` tokens and possibly none. A request for no
+    /// tokens lets a model take in the session's text.
     ///
     /// # Errors
     /// [`DraftError`]; every session stays open and may be drafted for again.

@@ -1,0 +1,394 @@
+//! Drafts with a small model: a one-stage shard set with the target's tokenizer.
+//!
+//! The model's cache follows the text of each session. It may run ahead by drafted tokens; those
+//! that come to stand stay, the others are taken back by the next step's `start_pos`. Rows take
+//! the path that they take in the target (prompt rows as a prefill, all others one by one), and
+//! tokens are chosen with the request's own parameters and noise, so a draft model that is the
+//! target drafts exactly what the target will choose.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+
+use stagebus_engine::{Backend, OpenError, RowPath, SessionKey, StageOutput, StepError, StepRows};
+
+use super::head::{DraftHead, HeadRow};
+use super::{DraftError, DraftRequest, Drafter};
+use crate::sampling::{History, Sampler, SamplingParams};
+
+/// Most rows of one step while a text is taken in.
+const CHUNK_ROWS: usize = 256;
+
+/// Most rows that one call takes in over all sessions whose text is far behind, so that a long
+/// prompt delays the drafts of others by a bounded time.
+const INTAKE_ROWS: usize = 512;
+
+/// A session that is behind by at most this many rows always gets its draft.
+const NEAR_ROWS: usize = 32;
+
+/// Where a session is with respect to the draft model's backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Not opened there yet.
+    Outside,
+    /// Open.
+    Open,
+    /// The backend could not take it; tried again once another session has ended.
+    Parked,
+}
+
+#[derive(Debug)]
+struct Session {
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    /// Follows `tokens` once a request needs it.
+    history: Option<History>,
+    place: Place,
+    /// Leading tokens whose rows are in the model's cache.
+    cached: usize,
+    /// Drafted tokens whose rows follow in the cache. Not empty only if all `tokens` are cached.
+    ahead: VecDeque<u32>,
+}
+
+impl Session {
+    fn new(prompt: &[u32]) -> Self {
+        Self {
+            tokens: prompt.to_vec(),
+            prompt_len: prompt.len(),
+            history: None,
+            place: Place::Outside,
+            cached: 0,
+            ahead: VecDeque::new(),
+        }
+    }
+
+    fn push(&mut self, token: u32) {
+        if self.ahead.front() == Some(&token) {
+            self.ahead.pop_front();
+            self.cached += 1;
+        } else {
+            self.ahead.clear();
+        }
+        self.tokens.push(token);
+        if let Some(history) = &mut self.history {
+            history.push(token);
+        }
+    }
+
+    fn need_history(&mut self) {
+        if self.history.is_none() {
+            let mut history = History::new(self.prompt_len);
+            self.tokens.iter().for_each(|token| history.push(*token));
+            self.history = Some(history);
+        }
+    }
+
+    /// Forgets the cache behind `len`.
+    fn keep_cached(&mut self, len: usize) {
+        self.cached = self.cached.min(len);
+        self.ahead.clear();
+    }
+}
+
+/// A request on its way.
+#[derive(Debug)]
+struct Run<'a> {
+    session: SessionKey,
+    /// Place of the answer.
+    index: usize,
+    /// Most tokens to draft; lowered when the draft ends early.
+    n: usize,
+    params: Cow<'a, SamplingParams>,
+    drafted: Vec<u32>,
+    /// Drafted tokens whose rows have run.
+    n_run: usize,
+    /// Nothing more is to be done.
+    is_over: bool,
+}
+
+/// One step of a round.
+#[derive(Debug)]
+struct Planned {
+    run: usize,
+    start_pos: usize,
+    path: RowPath,
+    tokens: Vec<u32>,
+    /// The last row, if a token is to be chosen after it.
+    wanted: Option<u32>,
+}
+
+/// Proposes the tokens that a small model chooses.
+///
+/// All sessions of a call run as one micro-batch per drafted token. A session that the model has
+/// no room for, or whose text passes the model's context, is not drafted for. A long text is taken
+/// in over several calls, which give no tokens until it is done; a request for no tokens takes in
+/// text ahead of time.
+pub struct ModelDrafter {
+    backend: Box<dyn Backend>,
+    context_length: usize,
+    head: DraftHead,
+    sessions: HashMap<SessionKey, Session>,
+    sampler: Sampler,
+    whole_row: Vec<f32>,
+}
+
+impl std::fmt::Debug for ModelDrafter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ModelDrafter")
+            .field("context_length", &self.context_length)
+            .field("n_head_rows", &self.head.n_rows())
+            .field("n_sessions", &self.sessions.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ModelDrafter {
+    /// Drafts with the whole model that `backend` runs.
+    ///
+    /// **Units**: `context_length` in tokens, the longest session that the backend takes.
+    #[must_use]
+    pub fn new(backend: Box<dyn Backend>, context_length: usize, head: DraftHead) -> Self {
+        Self {
+            backend,
+            context_length,
+            head,
+            sessions: HashMap::new(),
+            sampler: Sampler::default(),
+            whole_row: Vec::new(),
+        }
+    }
+
+    /// Opens a session in the backend and makes a request ready, unless nothing can be drafted.
+    fn begin<'a>(
+        &mut self,
+        index: usize,
+        request: &DraftRequest<'a>,
+    ) -> Result<Option<Run<'a>>, DraftError> {
+        let Some(session) = self.sessions.get_mut(&request.session) else { return Ok(None) };
+        let len = session.tokens.len();
+        // The last drafted token is chosen but not run.
+        let room = (self.context_length + 1).saturating_sub(len);
+        let n = request.n.min(room);
+        if len == 0 || room == 0 || session.place == Place::Parked {
+            return Ok(None);
+        }
+        if session.place == Place::Outside {
+            let prompt = &session.tokens[..session.prompt_len];
+            match self.backend.open(request.session, prompt, len + n) {
+                Ok(cached) => session.cached = cached,
+                Err(OpenError::Full { .. }) => return Ok(None),
+                Err(source) => {
+                    // One session that cannot be opened must not cost the others every draft.
+                    session.place = Place::Parked;
+                    return Err(DraftError::Open { session: request.session, source });
+                }
+            }
+            session.place = Place::Open;
+        }
+        if request.params.needs_history() {
+            session.need_history();
+        }
+        let mut params = Cow::Borrowed(request.params);
+        if params.top_logprobs.is_some() {
+            // Nobody reads the log-probabilities of a draft.
+            params.to_mut().top_logprobs = None;
+        }
+        let session = request.session;
+        let drafted = Vec::with_capacity(n);
+        Ok(Some(Run { session, index, n, params, drafted, n_run: 0, is_over: false }))
+    }
+
+    /// The next step of a request; `None` if it is over. `intake` is what may still be taken in.
+    fn plan(&mut self, at: usize, run: &Run<'_>, intake: &mut usize) -> Option<Planned> {
+        let session = self.sessions.get_mut(&run.session).filter(|_| !run.is_over)?;
+        let len = session.tokens.len();
+        if let Some(last) = run.drafted.last() {
+            let start_pos = len + run.drafted.len() - 1;
+            return (run.drafted.len() < run.n).then(|| Planned {
+                run: at,
+                start_pos,
+                path: RowPath::Decode,
+                tokens: vec![*last],
+                wanted: Some(0),
+            });
+        }
+        if run.n == 0 && session.cached == len {
+            return None;
+        }
+        // The last row runs even if it is cached: its logits are wanted.
+        let start_pos = session.cached.min(len - 1);
+        let (path, until) = if start_pos < session.prompt_len {
+            (RowPath::Prefill, session.prompt_len)
+        } else {
+            (RowPath::Decode, len)
+        };
+        let mut n_rows = (until - start_pos).min(CHUNK_ROWS);
+        if len - start_pos > NEAR_ROWS {
+            n_rows = n_rows.min(*intake);
+            *intake -= n_rows;
+        }
+        if n_rows == 0 {
+            return None;
+        }
+        let end = start_pos + n_rows;
+        let wanted = (end == len && run.n > 0).then(|| n_rows as u32 - 1);
+        session.keep_cached(start_pos);
+        let tokens = session.tokens[start_pos..end].to_vec();
+        Some(Planned { run: at, start_pos, path, tokens, wanted })
+    }
+
+    /// Runs one micro-batch and chooses the tokens after its wanted rows.
+    fn round(&mut self, runs: &mut [Run<'_>], planned: &[Planned]) -> Result<(), DraftError> {
+        let Self { backend, head, sessions, sampler, whole_row, .. } = self;
+        let steps: Vec<StepRows<'_>> = planned
+            .iter()
+            .map(|plan| StepRows {
+                session: runs[plan.run].session,
+                start_pos: plan.start_pos,
+                path: plan.path,
+                tokens: &plan.tokens,
+                hidden: None,
+                wanted: plan.wanted.as_slice(),
+            })
+            .collect();
+        let mut failures = Vec::new();
+        backend.run(&steps, &mut |done| {
+            let plan = &planned[done.index];
+            let run = &mut runs[plan.run];
+            let Some(session) = sessions.get_mut(&run.session) else { return };
+            let logits = match done.output {
+                Ok(StageOutput::Logits(logits)) => logits,
+                Ok(StageOutput::Hidden(_)) => {
+                    failures.push((plan.run, DraftError::NotLogits));
+                    return;
+                }
+                Err(source) => {
+                    let session = run.session;
+                    failures.push((plan.run, DraftError::Step { session, source }));
+                    return;
+                }
+            };
+            if run.drafted.is_empty() {
+                session.cached = plan.start_pos + plan.tokens.len();
+            } else {
+                run.n_run += 1;
+            }
+            if plan.wanted.is_none() {
+                return;
+            }
+            let (expected, found) = (head.n_rows(), logits.len());
+            if found != expected {
+                failures.push((plan.run, DraftError::RowWidth { expected, found }));
+                return;
+            }
+            choose(run, session, |position, params, history| {
+                let row = HeadRow { logits, position, params, history };
+                head.choose(sampler, row, whole_row).ok()
+            });
+        });
+        let mut first = Ok(());
+        for (at, failure) in failures {
+            runs[at].is_over = true;
+            if let Some(error) = self.recover(runs[at].session, failure)
+                && first.is_ok()
+            {
+                first = Err(error);
+            }
+        }
+        first
+    }
+
+    /// Puts a session in order whose step failed. Lack of room is no error.
+    fn recover(&mut self, key: SessionKey, failure: DraftError) -> Option<DraftError> {
+        let session = self.sessions.get_mut(&key)?;
+        let (place, error) = match failure {
+            DraftError::Step { source: StepError::OutOfBlocks { .. }, .. } => (Place::Parked, None),
+            // The text is replayed at the next draft.
+            DraftError::Step { source: StepError::Bloated { .. }, .. } => (Place::Outside, None),
+            error => (Place::Outside, Some(error)),
+        };
+        self.backend.close(key);
+        session.place = place;
+        session.keep_cached(0);
+        error
+    }
+}
+
+/// Appends the token after a row to the draft, or ends the draft.
+fn choose(
+    run: &mut Run<'_>,
+    session: &mut Session,
+    choose: impl FnOnce(u32, &SamplingParams, &History) -> Option<u32>,
+) {
+    let position = (session.tokens.len() + run.drafted.len()) as u32;
+    let empty = History::default();
+    let history = session.history.as_ref().unwrap_or(&empty);
+    // A row that rules out every token ends the draft; the target will report its own.
+    let Some(token) = choose(position, &run.params, history) else {
+        run.is_over = true;
+        return;
+    };
+    run.drafted.push(token);
+    if let Some(history) = &mut session.history {
+        history.push(token);
+    }
+}
+
+impl Drafter for ModelDrafter {
+    fn open(&mut self, session: SessionKey, prompt: &[u32]) {
+        self.close(session);
+        self.sessions.insert(session, Session::new(prompt));
+    }
+
+    fn accept(&mut self, session: SessionKey, tokens: &[u32]) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            tokens.iter().for_each(|token| session.push(*token));
+        }
+    }
+
+    fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>, DraftError> {
+        let mut outcome = Ok(());
+        let mut runs: Vec<Run<'_>> = Vec::with_capacity(requests.len());
+        for (index, request) in requests.iter().enumerate() {
+            match self.begin(index, request) {
+                Ok(run) => runs.extend(run),
+                Err(error) => outcome = Err(error),
+            }
+        }
+        let mut intake = INTAKE_ROWS;
+        while outcome.is_ok() {
+            let planned: Vec<Planned> = runs
+                .iter()
+                .enumerate()
+                .filter_map(|(at, run)| self.plan(at, run, &mut intake))
+                .collect();
+            if planned.is_empty() {
+                break;
+            }
+            outcome = self.round(&mut runs, &planned);
+        }
+        let mut drafts = vec![Vec::new(); requests.len()];
+        for run in runs {
+            if let Some(session) = self.sessions.get_mut(&run.session) {
+                let len = session.tokens.len();
+                if run.n_run > 0 && session.cached == len {
+                    session.ahead = run.drafted[..run.n_run].iter().copied().collect();
+                }
+                if let Some(history) = &mut session.history {
+                    history.truncate(len);
+                }
+            }
+            drafts[run.index] = run.drafted;
+        }
+        outcome.map(|()| drafts)
+    }
+
+    fn close(&mut self, session: SessionKey) {
+        let Some(closed) = self.sessions.remove(&session) else { return };
+        if closed.place == Place::Open {
+            self.backend.close(session);
+        }
+        for session in self.sessions.values_mut().filter(|s| s.place == Place::Parked) {
+            session.place = Place::Outside;
+        }
+    }
+}
