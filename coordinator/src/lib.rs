@@ -11,6 +11,7 @@ mod error;
 mod fault;
 mod fleet_view;
 mod inputs;
+mod logprobs;
 mod prefill;
 mod process;
 mod session;

@@ -7,7 +7,8 @@ use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, StepNumber, WorkerId};
 use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::forward::{Forward, Phase, Step};
-use stagebus_schemas::messages::head::HeadStep;
+use stagebus_schemas::messages::head::{HeadRow, HeadStep};
+use stagebus_schemas::messages::sampling::Sampling;
 use stagebus_schemas::subjects::LostStep;
 use stagebus_schemas::version::MessageVersion;
 
@@ -26,6 +27,8 @@ pub(crate) struct Session {
     pub(crate) stream: bool,
     /// Most tokens to generate; within the context once the prompt is known.
     pub(crate) max_tokens: u32,
+    /// How tokens are chosen.
+    pub(crate) sampling: Sampling,
     /// Who goes first where sessions compete.
     pub(crate) priority: Priority,
     /// Token ids of the prompt; empty while it is being encoded.
@@ -125,12 +128,12 @@ struct Rows {
 }
 
 /// What an answer to a step meant.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) enum Answer {
     /// Not for a step that is under way: a repeat or a latecomer.
     Late,
-    /// The step is done; these tokens follow its wanted rows.
-    Done { phase: Phase, tokens: Vec<u32>, round_trip: Duration },
+    /// The step is done; these are its wanted rows with the tokens that follow them.
+    Done { phase: Phase, rows: Vec<HeadRow>, round_trip: Duration },
     /// An earlier step has no answer: a message was lost.
     Gap { expected: StepNumber },
     /// The rows are not those that the step asked for.
@@ -167,6 +170,7 @@ pub(crate) struct Order {
     pub(crate) client: Client,
     pub(crate) stream: bool,
     pub(crate) max_tokens: u32,
+    pub(crate) sampling: Sampling,
     pub(crate) priority: Priority,
 }
 
@@ -179,6 +183,7 @@ impl Session {
             client: order.client,
             stream: order.stream,
             max_tokens: order.max_tokens,
+            sampling: order.sampling,
             priority: order.priority,
             prompt: Vec::new(),
             output: Vec::new(),
@@ -210,6 +215,11 @@ impl Session {
     /// Whether the client has been told that the session exists.
     pub(crate) fn is_accepted(&self) -> bool {
         matches!(self.state, SessionState::Running(_))
+    }
+
+    /// The seed of the noise, if tokens are drawn.
+    pub(crate) fn seed(&self) -> Option<u64> {
+        (!self.sampling.is_greedy()).then_some(self.sampling.seed)
     }
 
     pub(crate) fn opening_mut(&mut self) -> Option<&mut Opening> {
@@ -373,7 +383,7 @@ impl Running {
         }
         let answer = Answer::Done {
             phase: oldest.phase,
-            tokens: head.rows.iter().map(|row| row.token).collect(),
+            rows: head.rows.clone(),
             round_trip: now.saturating_duration_since(oldest.sent),
         };
         self.in_flight.pop_front();

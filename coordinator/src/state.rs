@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use stagebus_schemas::ids::{CoordinatorId, SessionId, WorkerId};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement, WorkerState};
+use stagebus_schemas::messages::head::HeadRow;
 use stagebus_schemas::messages::public::{FinishReason, Limits};
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
@@ -107,7 +108,8 @@ pub(crate) struct State {
 #[derive(Debug)]
 struct Unsettled {
     session: SessionId,
-    tokens: Vec<u32>,
+    /// The tokens, with the rows that chose them.
+    rows: Vec<HeadRow>,
     /// Set with the last token.
     end: Option<FinishReason>,
 }

@@ -1,7 +1,7 @@
 //! The output of a session on its way to the client: tokens become text, text passes the stop
 //! strings, and what became final makes token events.
 
-use stagebus_schemas::messages::public::Event;
+use stagebus_schemas::messages::public::{Event, TokenLogprobs};
 use stagebus_shards::text::Detokenizer;
 
 use crate::stop::{Matched, StopMatcher};
@@ -12,10 +12,18 @@ pub(crate) struct Transcript {
     /// Absent once the text has ended.
     detokenizer: Option<Detokenizer>,
     stop: StopMatcher,
-    /// Text and tokens since the last token event.
-    text: String,
-    tokens: Vec<u32>,
+    /// What came since the last token event.
+    fresh: Output,
     next_event: u64,
+}
+
+/// A part of a session's output.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<u32>,
+    /// One entry per token, if the request asked for them.
+    pub(crate) logprobs: Vec<TokenLogprobs>,
 }
 
 impl Transcript {
@@ -24,22 +32,22 @@ impl Transcript {
         Self {
             detokenizer: Some(detokenizer),
             stop: StopMatcher::new(stop),
-            text: String::new(),
-            tokens: Vec::new(),
+            fresh: Output::default(),
             next_event: 0,
         }
     }
 
     /// Takes a token. Returns true if its text completes a stop string; the text ends before it.
-    pub(crate) fn push(&mut self, token: u32) -> bool {
-        self.tokens.push(token);
+    pub(crate) fn push(&mut self, token: u32, logprobs: Option<TokenLogprobs>) -> bool {
+        self.push_end(token, logprobs);
         let piece = self.detokenizer.as_mut().and_then(|detokenizer| detokenizer.push(token));
         piece.is_some_and(|piece| self.match_stop(&piece))
     }
 
     /// Takes an end token, which has no text.
-    pub(crate) fn push_end(&mut self, token: u32) {
-        self.tokens.push(token);
+    pub(crate) fn push_end(&mut self, token: u32, logprobs: Option<TokenLogprobs>) {
+        self.fresh.tokens.push(token);
+        self.fresh.logprobs.extend(logprobs);
     }
 
     /// Lets go of the text that was held back, because no token follows. Returns true if that
@@ -48,35 +56,35 @@ impl Transcript {
         let rest = self.detokenizer.take().and_then(Detokenizer::finish).unwrap_or_default();
         let stopped = self.match_stop(&rest);
         if !stopped {
-            self.text.push_str(&self.stop.finish());
+            self.fresh.text.push_str(&self.stop.finish());
         }
         stopped
     }
 
     /// Returns a token event if there is new text.
     pub(crate) fn text_event(&mut self) -> Option<Event> {
-        if self.text.is_empty() { None } else { self.rest_event() }
+        if self.fresh.text.is_empty() { None } else { self.rest_event() }
     }
 
     /// Returns a token event for everything that no event has carried.
     pub(crate) fn rest_event(&mut self) -> Option<Event> {
-        if self.text.is_empty() && self.tokens.is_empty() {
+        if self.fresh.text.is_empty() && self.fresh.tokens.is_empty() {
             return None;
         }
         let i = self.next_event;
         self.next_event += 1;
-        let (text, tokens) = self.take();
-        Some(Event::Token { i, text, tokens })
+        let Output { text, tokens, logprobs } = self.take();
+        Some(Event::Token { i, text, tokens, logprobs })
     }
 
-    /// Returns the text and tokens that no event has carried.
-    pub(crate) fn take(&mut self) -> (String, Vec<u32>) {
-        (std::mem::take(&mut self.text), std::mem::take(&mut self.tokens))
+    /// Returns what no event has carried.
+    pub(crate) fn take(&mut self) -> Output {
+        std::mem::take(&mut self.fresh)
     }
 
     fn match_stop(&mut self, piece: &str) -> bool {
         let Matched { text, stopped } = self.stop.push(piece);
-        self.text.push_str(&text);
+        self.fresh.text.push_str(&text);
         if stopped {
             self.detokenizer = None;
         }

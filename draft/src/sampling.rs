@@ -7,77 +7,11 @@
 
 use std::collections::HashMap;
 
+use stagebus_engine::argmax::greedy;
+use stagebus_schemas::messages::sampling::FORBIDDEN;
+pub use stagebus_schemas::messages::sampling::{Sampling as SamplingParams, TokenLogprob};
+
 use crate::noise::{MAX_GUMBEL, gumbel};
-
-/// Temperatures below this are greedy: `logit / temperature` would overflow.
-pub const MIN_TEMPERATURE: f32 = 1e-5;
-
-/// Parameters of one request.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SamplingParams {
-    /// Divides the logits; 0 is greedy.
-    pub temperature: f32,
-    /// Keeps the smallest set of most likely tokens that holds this probability; 1 keeps all.
-    pub top_p: f32,
-    /// Keeps the k most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keeps tokens at least this likely relative to the most likely one; 0 keeps all.
-    pub min_p: f32,
-    /// Divides positive logits (multiplies negative ones) of tokens seen before; 1 is off.
-    pub repetition_penalty: f32,
-    /// Subtracted from the logit of every token generated before.
-    pub presence_penalty: f32,
-    /// Subtracted once per time that the token was generated before.
-    pub frequency_penalty: f32,
-    /// Added to the logits of single tokens, sorted by token.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Key of the noise.
-    pub seed: u64,
-    /// Most likely tokens to report beside the chosen one; `None` reports nothing.
-    pub top_logprobs: Option<u32>,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            logit_bias: Vec::new(),
-            seed: 0,
-            top_logprobs: None,
-        }
-    }
-}
-
-impl SamplingParams {
-    /// Tells whether the largest logit is taken without noise.
-    #[must_use]
-    pub fn is_greedy(&self) -> bool {
-        self.temperature < MIN_TEMPERATURE || self.top_k == 1
-    }
-
-    /// Tells whether the tokens before a row change its logits.
-    #[must_use]
-    pub fn needs_history(&self) -> bool {
-        (self.repetition_penalty - 1.0).abs() > f32::EPSILON
-            || self.presence_penalty.abs() > f32::EPSILON
-            || self.frequency_penalty.abs() > f32::EPSILON
-    }
-}
-
-/// A token and its log-probability under the model's own distribution, before any parameter.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TokenLogprob {
-    /// The token.
-    pub token: u32,
-    /// Natural logarithm of its probability.
-    pub logprob: f32,
-}
 
 /// What was chosen for a row.
 #[derive(Debug, Clone, PartialEq)]
@@ -282,7 +216,7 @@ fn keep_nucleus(
 fn adjust(logits: &mut [f32], params: &SamplingParams, history: &History) {
     for (token, bias) in &params.logit_bias {
         if let Some(logit) = logits.get_mut(*token as usize) {
-            *logit += bias;
+            *logit = if *bias <= FORBIDDEN { f32::NEG_INFINITY } else { *logit + bias };
         }
     }
     if params.needs_history() {
@@ -308,14 +242,7 @@ fn adjust(logits: &mut [f32], params: &SamplingParams, history: &History) {
 
 /// First index of the largest logit; `None` if no logit is above minus infinity.
 fn largest(logits: &[f32]) -> Option<u32> {
-    let mut best = None;
-    let mut max = f32::NEG_INFINITY;
-    for (idx, logit) in logits.iter().enumerate() {
-        if *logit > max {
-            (best, max) = (Some(idx as u32), *logit);
-        }
-    }
-    best
+    greedy(logits).ok().filter(|token| logits[*token as usize] > f32::NEG_INFINITY)
 }
 
 fn report(row: &[f32], token: u32, params: &SamplingParams) -> Choice {

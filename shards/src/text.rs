@@ -114,6 +114,15 @@ impl TextModel {
         self.tokenizer.get_vocab_size(true)
     }
 
+    /// The bytes of a token's text, which may be part of a character; a special token's name.
+    /// Empty for ids outside the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        match self.table.of(id) {
+            [] => self.tokenizer.id_to_token(id).unwrap_or_default().into_bytes(),
+            bytes => bytes.to_vec(),
+        }
+    }
+
     /// The text of ids, special tokens left out.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut detokenizer = self.detokenizer();

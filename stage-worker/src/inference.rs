@@ -27,11 +27,13 @@ use stagebus_engine::backend::{
 };
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{Epoch, SessionId};
+use stagebus_schemas::messages::control::Open;
 use stagebus_schemas::messages::forward::{Phase, Step};
 use stagebus_schemas::tensor::Dtype;
 use tokio::sync::{mpsc, watch};
 
-use crate::results::{self, Job, Outgoing, ResultError, RunTime, micros, u32_of};
+use crate::heads::Heads;
+use crate::results::{self, Job, Outgoing, ResultError, RunTime, key_of, micros, u32_of};
 use crate::schedule::Schedule;
 use crate::stage::Stage;
 
@@ -43,7 +45,7 @@ const SMOOTHING: f64 = 0.1;
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Opens a session or lets it go on at a higher epoch; steps that wait are dropped.
-    Open { session: SessionId, epoch: Epoch, prompt: Vec<u32>, max_len: u32 },
+    Open(Box<Open>),
     /// Ends a session; steps that wait are dropped.
     Close { session: SessionId },
     /// Runs a step when its turn comes.
@@ -136,6 +138,7 @@ impl Inference {
             max_batch_sessions: options.max_batch_sessions,
             schedule: Schedule::new(options.decodes_per_prefill),
             sessions: HashMap::new(),
+            heads: Heads::default(),
             queued: Arc::clone(&queued),
             events,
             load: load_sender,
@@ -198,6 +201,8 @@ struct Thread<F> {
     max_batch_sessions: usize,
     schedule: Schedule<Job>,
     sessions: HashMap<SessionKey, Held>,
+    /// Filled on the last stage only.
+    heads: Heads,
     queued: Arc<AtomicU32>,
     events: mpsc::Sender<InferenceEvent>,
     load: watch::Sender<InferenceLoad>,
@@ -231,15 +236,15 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Open { session, epoch, prompt, max_len } => {
-                let outcome = self.open(session, epoch, &prompt, max_len);
+            Command::Open(open) => {
+                let (session, epoch) = (open.session, open.epoch);
+                let outcome = self.open(&open);
                 self.tell(InferenceEvent::Opened { session, epoch, outcome });
                 self.report(|_| ());
             }
             Command::Close { session } => {
                 self.drop_waiting(key_of(session));
-                self.sessions.remove(&key_of(session));
-                self.backend.close(key_of(session));
+                self.forget(key_of(session));
                 self.report(|_| ());
             }
             Command::Run(job) => {
@@ -258,27 +263,24 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         }
     }
 
-    fn open(
-        &mut self,
-        session: SessionId,
-        epoch: Epoch,
-        prompt: &[u32],
-        max_len: u32,
-    ) -> Result<u32, ErrorReply> {
+    fn open(&mut self, open: &Open) -> Result<u32, ErrorReply> {
+        let (session, epoch) = (open.session, open.epoch);
         let key = key_of(session);
         let held = self.sessions.get(&key).copied();
         if held.is_none_or(|held| held.epoch != epoch) {
             self.drop_waiting(key);
         }
-        match self.backend.open(key, prompt, max_len as usize) {
+        match self.backend.open(key, &open.prompt, open.max_len as usize) {
             Ok(cached_len) => {
+                if self.stage.is_last() && held.is_none_or(|held| held.epoch != epoch) {
+                    self.heads.open(key, open);
+                }
                 let failed = held.is_some_and(|held| held.epoch == epoch && held.failed);
                 self.sessions.insert(key, Held { epoch, failed });
                 Ok(u32_of(cached_len))
             }
             Err(error) => {
-                self.sessions.remove(&key);
-                self.backend.close(key);
+                self.forget(key);
                 tracing::warn!(
                     session_id = %session, stage_index = %self.stage.index, epoch = %epoch,
                     error = &error as &dyn std::error::Error, "session not opened"
@@ -293,14 +295,15 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         let mut failed = Vec::new();
         let mut times = Times::default();
         let steps: Vec<StepRows<'_>> = batch.iter().map(|(key, job)| rows_of(*key, job)).collect();
-        let (stage, dtype, outlet) = (&self.stage, self.wire_dtype, &mut self.outlet);
+        let (stage, dtype) = (&self.stage, self.wire_dtype);
+        let (heads, outlet) = (&mut self.heads, &mut self.outlet);
         self.backend.run(&steps, &mut |done: StepDone<'_>| {
             let Some((_, job)) = batch.get(done.index) else { return };
             times.add(&job.step, done.infer_time);
             let StepDone { infer_time: infer, n_rows, masked, .. } = done;
             let time = RunTime { started, infer, n_rows, masked };
             let sent = match done.output {
-                Ok(output) => results::result(stage, dtype, job, output, time)
+                Ok(output) => results::result(stage, dtype, heads, job, output, time)
                     .and_then(|message| Ok(outlet(message)?))
                     .map_err(Failure::Result),
                 Err(error) => Err(Failure::Step(error)),
@@ -326,8 +329,7 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         );
         self.drop_waiting(key);
         if failure.loses_cache() {
-            self.sessions.remove(&key);
-            self.backend.close(key);
+            self.forget(key);
             self.tell(InferenceEvent::Lost { session: step.session, epoch: step.epoch });
         } else if let Some(held) = self.sessions.get_mut(&key) {
             held.failed = true;
@@ -343,6 +345,12 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
                 error = &error as &dyn std::error::Error, "fault not sent"
             );
         }
+    }
+
+    fn forget(&mut self, session: SessionKey) {
+        self.sessions.remove(&session);
+        self.heads.close(session);
+        self.backend.close(session);
     }
 
     fn drop_waiting(&mut self, session: SessionKey) {
@@ -442,10 +450,6 @@ fn open_error(stage: &Stage, error: &OpenError) -> ErrorReply {
         },
         OpenError::Runtime(_) => ErrorReply::new(ErrorClass::Internal, message),
     }
-}
-
-fn key_of(session: SessionId) -> SessionKey {
-    SessionKey(session.as_u64())
 }
 
 fn rows_of(session: SessionKey, job: &Job) -> StepRows<'_> {

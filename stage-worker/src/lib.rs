@@ -12,6 +12,7 @@ mod config;
 mod error;
 #[cfg(test)]
 mod gated_backend;
+mod heads;
 mod inference;
 mod intake;
 mod load;

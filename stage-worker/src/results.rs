@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use stagebus_bus::PublishError;
-use stagebus_engine::argmax::{GreedyError, greedy};
-use stagebus_engine::backend::{StageOutput, StepError};
+use stagebus_engine::backend::{SessionKey, StageOutput, StepError};
 use stagebus_schemas::codec::{self, CodecError};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{Epoch, SessionId, StepNumber};
 use stagebus_schemas::messages::forward::{Forward, StageTime, Step};
-use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
+use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
 use stagebus_schemas::subjects::LostStep;
 use stagebus_schemas::tensor::{Dtype, Tensor};
 use stagebus_schemas::version::MessageVersion;
 
+use crate::heads::{Chosen, HeadError, Heads};
 use crate::rows::hidden_bytes;
 use crate::sessions::Route;
 use crate::stage::Stage;
@@ -64,9 +64,9 @@ pub(crate) enum ResultError {
         /// Numbers found.
         found: usize,
     },
-    /// A row of logits chooses no token.
-    #[error("no token can be chosen")]
-    Greedy(#[from] GreedyError),
+    /// No token is chosen.
+    #[error(transparent)]
+    Head(#[from] HeadError),
     /// The message cannot be encoded.
     #[error("the result cannot be encoded")]
     Codec(#[from] CodecError),
@@ -78,10 +78,11 @@ pub(crate) enum ResultError {
 /// Makes the message that carries a step's output on.
 ///
 /// # Errors
-/// [`ResultError::Output`], [`ResultError::Greedy`], [`ResultError::Codec`].
+/// [`ResultError::Output`], [`ResultError::Head`], [`ResultError::Codec`].
 pub(crate) fn result(
     stage: &Stage,
     dtype: Dtype,
+    heads: &mut Heads,
     job: &Job,
     output: StageOutput<'_>,
     time: RunTime,
@@ -118,7 +119,11 @@ pub(crate) fn result(
         }
         (StageOutput::Logits(logits), None) => {
             check_len(logits.len(), job.step.wanted.len() * stage.vocab_size)?;
-            let rows = head_rows(&job.step, logits, stage.vocab_size)?;
+            let session = key_of(job.step.session);
+            let (rows, logits) = match heads.choose(session, &job.step, logits, stage.vocab_size)? {
+                Chosen::Rows(rows) => (rows, None),
+                Chosen::AllLogits => (vec![], logits_tensor(stage, &job.step, logits)),
+            };
             let mut trace = job.step.trace.clone();
             trace.push(stage_time(stage, job.arrived, time));
             let step = HeadStep {
@@ -126,7 +131,7 @@ pub(crate) fn result(
                 epoch: job.step.epoch,
                 step: job.step.step,
                 rows,
-                logits: None,
+                logits,
                 trace,
             };
             Ok(head(stage, &job.route.head_subject, vec![step], vec![])?)
@@ -176,22 +181,37 @@ pub(crate) fn result_error(stage: &Stage, error: &ResultError) -> ErrorReply {
                 stage.index
             ),
         ),
-        ResultError::Output { .. }
-        | ResultError::Greedy(_)
-        | ResultError::Codec(_)
-        | ResultError::Publish(_) => ErrorReply::new(
-            ErrorClass::Internal,
-            format!("stage {} on worker {}: {error}", stage.index, stage.worker),
-        ),
+        ResultError::Head(error) => {
+            let class = match error {
+                HeadError::UnknownSession => ErrorClass::UnknownSession,
+                HeadError::Gap { .. } => ErrorClass::StepGap,
+                HeadError::AllForbidden(_) => ErrorClass::InvalidRequest,
+                HeadError::Logits(_) => ErrorClass::Internal,
+            };
+            ErrorReply::new(class, format!("stage {}: {error}", stage.index))
+        }
+        ResultError::Output { .. } | ResultError::Codec(_) | ResultError::Publish(_) => {
+            ErrorReply::new(
+                ErrorClass::Internal,
+                format!("stage {} on worker {}: {error}", stage.index, stage.worker),
+            )
+        }
     }
 }
 
-fn head_rows(step: &Step, logits: &[f32], vocab_size: usize) -> Result<Vec<HeadRow>, GreedyError> {
-    step.wanted
-        .iter()
-        .zip(logits.chunks_exact(vocab_size))
-        .map(|(row, logits)| Ok(HeadRow::new(step.start_pos + row, greedy(logits)?)))
-        .collect()
+/// All logits of the wanted rows; none for a step without such.
+fn logits_tensor(stage: &Stage, step: &Step, logits: &[f32]) -> Option<Tensor> {
+    (!step.wanted.is_empty()).then(|| Tensor {
+        dtype: Dtype::F32,
+        n_rows: u32_of(step.wanted.len()),
+        hidden_dim: u32_of(stage.vocab_size),
+        data: hidden_bytes(logits, Dtype::F32).into(),
+    })
+}
+
+/// Key of a session in the backend.
+pub(crate) fn key_of(session: SessionId) -> SessionKey {
+    SessionKey(session.as_u64())
 }
 
 fn head(

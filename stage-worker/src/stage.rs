@@ -35,4 +35,9 @@ impl Stage {
     pub(crate) fn is_first(&self) -> bool {
         self.index == StageIndex::FIRST
     }
+
+    /// Returns true for the stage that gives logits.
+    pub(crate) fn is_last(&self) -> bool {
+        self.index.index() + 1 == usize::from(self.n_stages)
+    }
 }

@@ -323,8 +323,7 @@ impl Worker {
             ?opening, "session opens"
         );
         let (session, epoch) = (open.session, open.epoch);
-        let (prompt, max_len) = (open.prompt, open.max_len);
-        self.inference.send(Command::Open { session, epoch, prompt, max_len })?;
+        self.inference.send(Command::Open(Box::new(open)))?;
         self.opening.entry((session, epoch)).or_default().push(reply.clone());
         Ok(Ok(()))
     }

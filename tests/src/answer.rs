@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use stagebus_bus::EventStream;
 use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::ids::RequestId;
-use stagebus_schemas::messages::public::{Event, FinishReason, Timings, Usage};
+use stagebus_schemas::messages::public::{Event, FinishReason, Timings, TokenLogprobs, Usage};
 
 /// A request's answer, complete or not.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -15,6 +15,10 @@ pub struct Answer {
     pub text: String,
     /// The tokens so far.
     pub tokens: Vec<u32>,
+    /// Their log-probabilities, if asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Seed of the noise, if tokens are drawn.
+    pub seed: Option<u64>,
     /// Number of token events.
     pub n_events: usize,
     /// How it ended.
@@ -55,8 +59,9 @@ impl Answer {
         };
         ensure!(self.end.is_none(), "{event:?} came after the last event");
         match event {
-            Event::Accepted { request_id, prompt_tokens } => {
+            Event::Accepted { request_id, prompt_tokens, seed } => {
                 ensure!(self.accepted.is_none(), "the request was accepted twice");
+                self.seed = seed;
                 self.accepted = Some((request_id, prompt_tokens));
             }
             Event::Error { class, message, .. } => {
@@ -64,21 +69,33 @@ impl Answer {
                 self.end = Some(End::Failed { class, message });
             }
             _ if self.accepted.is_none() => bail!("{event:?} came before the acceptance"),
-            Event::Token { i, text, tokens } => {
+            Event::Token { i, text, tokens, logprobs } => {
                 ensure!(i == self.n_events as u64, "token event {i} instead of {}", self.n_events);
                 self.n_events += 1;
                 self.text.push_str(&text);
                 self.tokens.extend(tokens);
+                self.logprobs.extend(logprobs);
+                self.check_logprobs()?;
             }
-            Event::Done { finish_reason, usage, timings, text, tokens } => {
+            Event::Done { finish_reason, usage, timings, text, tokens, logprobs } => {
                 self.text.push_str(&text.unwrap_or_default());
                 self.tokens.extend(tokens.unwrap_or_default());
+                self.logprobs.extend(logprobs);
+                self.check_logprobs()?;
                 let n_tokens = self.tokens.len();
                 ensure!(usage.completion_tokens as usize == n_tokens, "{usage:?}, {n_tokens} came");
                 self.end = Some(End::Done { reason: finish_reason, usage, timings });
             }
         }
         Ok(true)
+    }
+
+    /// Log-probabilities come for every token or for none.
+    fn check_logprobs(&self) -> Result<()> {
+        let of = self.logprobs.iter().map(|entry| entry.chosen.token);
+        let aligned = self.logprobs.is_empty() || of.eq(self.tokens.iter().copied());
+        ensure!(aligned, "log-probabilities of other tokens: {self:?}");
+        Ok(())
     }
 
     /// Reads the stream to its end.

@@ -15,11 +15,15 @@ use crate::{PATIENCE, connect};
 const SUBJECT: &str = "stagebus.v1.m.prompt";
 
 fn accepted() -> Event {
-    Event::Accepted { request_id: RequestId::new("r1").expect("an id"), prompt_tokens: 3 }
+    Event::Accepted {
+        request_id: RequestId::new("r1").expect("an id"),
+        prompt_tokens: 3,
+        seed: None,
+    }
 }
 
 fn token(i: u64) -> Event {
-    Event::Token { i, text: "a".into(), tokens: vec![7] }
+    Event::Token { i, text: "a".into(), tokens: vec![7], logprobs: vec![] }
 }
 
 fn done() -> Event {
@@ -29,6 +33,7 @@ fn done() -> Event {
         timings: Timings::default(),
         text: None,
         tokens: None,
+        logprobs: vec![],
     }
 }
 

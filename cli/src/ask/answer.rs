@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::ids::RequestId;
-use stagebus_schemas::messages::public::{Event, FinishReason, Timings, Usage};
+use stagebus_schemas::messages::public::{Event, FinishReason, Timings, TokenLogprobs, Usage};
 
 /// What came so far.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub struct Answer {
     next_event: u64,
     text: String,
     tokens: Vec<u32>,
+    logprobs: Vec<TokenLogprobs>,
+    seed: Option<u64>,
     end: Option<(FinishReason, Usage, Timings)>,
 }
 
@@ -40,6 +42,12 @@ pub struct Complete {
     pub timings: Timings,
     /// Name of the request.
     pub request_id: RequestId,
+    /// Seed of the noise, if tokens were drawn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Log-probabilities of the tokens, if asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<TokenLogprobs>,
 }
 
 /// Why there is no complete answer.
@@ -87,6 +95,8 @@ impl Answer {
             next_event: 0,
             text: String::new(),
             tokens: Vec::new(),
+            logprobs: Vec::new(),
+            seed: None,
             end: None,
         }
     }
@@ -101,7 +111,8 @@ impl Answer {
             return Err(unexpected(&event, "after the end"));
         }
         match event {
-            Event::Accepted { request_id, prompt_tokens } if self.accepted.is_none() => {
+            Event::Accepted { request_id, prompt_tokens, seed } if self.accepted.is_none() => {
+                self.seed = seed;
                 self.accepted = Some((request_id, prompt_tokens));
                 Ok(String::new())
             }
@@ -115,14 +126,16 @@ impl Answer {
             Event::Token { i, .. } if i != self.next_event => {
                 Err(AnswerError::Gap { expected: self.next_event, found: i })
             }
-            Event::Token { text, tokens, .. } => {
+            Event::Token { text, tokens, logprobs, .. } => {
                 self.next_event += 1;
                 self.first_token.get_or_insert_with(|| self.asked.elapsed());
                 self.text.push_str(&text);
                 self.tokens.extend(tokens);
+                self.logprobs.extend(logprobs);
                 Ok(text)
             }
-            Event::Done { finish_reason, usage, timings, text, tokens } => {
+            Event::Done { finish_reason, usage, timings, text, tokens, logprobs } => {
+                self.logprobs.extend(logprobs);
                 self.end = Some((finish_reason, usage, timings));
                 self.tokens.extend(tokens.unwrap_or_default());
                 let text = text.unwrap_or_default();
@@ -164,6 +177,8 @@ impl Answer {
             usage,
             timings,
             request_id,
+            seed: self.seed,
+            logprobs: self.logprobs,
         })
     }
 }
@@ -203,11 +218,11 @@ mod tests {
 
     fn accepted() -> Event {
         let request_id = RequestId::new("r-1").expect("a valid id");
-        Event::Accepted { request_id, prompt_tokens: 7 }
+        Event::Accepted { request_id, prompt_tokens: 7, seed: None }
     }
 
     fn token(i: u64, text: &str, token: u32) -> Event {
-        Event::Token { i, text: text.to_owned(), tokens: vec![token] }
+        Event::Token { i, text: text.to_owned(), tokens: vec![token], logprobs: vec![] }
     }
 
     fn done(text: Option<&str>, tokens: Option<Vec<u32>>) -> Event {
@@ -217,6 +232,7 @@ mod tests {
             timings: Timings { stage_infer_ms: vec![1.0, 2.0], ..Timings::default() },
             text: text.map(str::to_owned),
             tokens,
+            logprobs: vec![],
         }
     }
 

@@ -13,6 +13,7 @@ use crate::action::Effect;
 use crate::client::Client;
 use crate::fault::Fault;
 use crate::session::Session;
+use crate::transcript::Output;
 
 impl State {
     /// Ends all requests of that name; other coordinators hear the same and may know it.
@@ -78,16 +79,16 @@ impl State {
         let mut events = Vec::with_capacity(3);
         if !session.is_accepted() {
             let (request_id, prompt_tokens) = (session.request.clone(), usage.prompt_tokens);
-            events.push(Event::Accepted { request_id, prompt_tokens });
+            events.push(Event::Accepted { request_id, prompt_tokens, seed: session.seed() });
         }
-        let (text, tokens) = if session.stream {
+        let (text, tokens, logprobs) = if session.stream {
             events.extend(session.transcript.rest_event());
-            (None, None)
+            (None, None, Vec::new())
         } else {
-            let (text, tokens) = session.transcript.take();
-            (Some(text), Some(tokens))
+            let Output { text, tokens, logprobs } = session.transcript.take();
+            (Some(text), Some(tokens), logprobs)
         };
-        events.push(Event::Done { finish_reason, usage, timings, text, tokens });
+        events.push(Event::Done { finish_reason, usage, timings, text, tokens, logprobs });
         self.counters.requests_done += 1;
         let client = session.client;
         self.effects.extend(events.into_iter().map(|event| Effect::Event {

@@ -106,6 +106,7 @@ impl State {
             client,
             stream: request.stream,
             max_tokens: request.max_tokens.unwrap_or(self.settings.default_max_tokens),
+            sampling: request.sampling,
             priority: request.priority,
         };
         let transcript = Transcript::new(text, request.stop);

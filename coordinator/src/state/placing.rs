@@ -10,7 +10,6 @@ use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{Close, HeadMode, Open};
 use stagebus_schemas::messages::public::Event;
-use stagebus_schemas::messages::sampling::Sampling;
 use tracing::{debug, warn};
 
 use super::State;
@@ -112,7 +111,7 @@ impl State {
             prompt: session.prompt.clone(),
             prompt_len: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
             max_len,
-            sampling: Sampling::default(),
+            sampling: session.sampling.clone(),
             head: HeadMode::Token,
             priority: session.priority,
         };
@@ -171,6 +170,7 @@ impl State {
             event: Event::Accepted {
                 request_id: session.request.clone(),
                 prompt_tokens: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
+                seed: session.seed(),
             },
         });
         self.send_chunks(id, now);

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use stagebus_schemas::ids::{SessionId, WorkerId};
 use stagebus_schemas::messages::forward::Phase;
-use stagebus_schemas::messages::head::{Head, HeadStep};
+use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep};
 use stagebus_schemas::messages::public::FinishReason;
 use stagebus_schemas::subjects::LostStep;
 use tracing::warn;
@@ -12,6 +12,7 @@ use tracing::warn;
 use super::{State, Unsettled};
 use crate::action::Effect;
 use crate::fault::Fault;
+use crate::logprobs;
 use crate::session::Answer;
 
 impl State {
@@ -66,10 +67,11 @@ impl State {
     pub(super) fn settle_session(&mut self, unsettled: &Unsettled, now: Instant) {
         let Some(session) = self.sessions.get_mut(&unsettled.session) else { return };
         let mut end = unsettled.end;
-        for token in &unsettled.tokens {
-            if self.model.eos_ids.contains(token) {
-                session.transcript.push_end(*token);
-            } else if session.transcript.push(*token) {
+        for row in &unsettled.rows {
+            let (token, logprobs) = (row.token, logprobs::of_row(&self.model.text, row));
+            if self.model.eos_ids.contains(&token) {
+                session.transcript.push_end(token, logprobs);
+            } else if session.transcript.push(token, logprobs) {
                 end = Some(FinishReason::Stop);
                 break;
             }
@@ -92,8 +94,8 @@ impl State {
             self.counters.late_answers += 1;
             return;
         };
-        let (phase, tokens, round_trip) = match session.answer(step, worker, now) {
-            Answer::Done { phase, tokens, round_trip } => (phase, tokens, round_trip),
+        let (phase, rows, round_trip) = match session.answer(step, worker, now) {
+            Answer::Done { phase, rows, round_trip } => (phase, rows, round_trip),
             Answer::Late => {
                 self.counters.late_answers += 1;
                 return;
@@ -108,25 +110,26 @@ impl State {
         if phase == Phase::Decode {
             session.watch.decode_step(round_trip, &step.trace);
         }
-        if tokens.is_empty() {
+        if rows.is_empty() {
             self.send_chunks(id, now);
         } else {
-            self.on_tokens(id, tokens, now);
+            self.on_tokens(id, rows, now);
         }
     }
 
     /// Takes chosen tokens and sends the next step unless they end the session.
-    fn on_tokens(&mut self, id: SessionId, tokens: Vec<u32>, now: Instant) {
+    fn on_tokens(&mut self, id: SessionId, rows: Vec<HeadRow>, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let vocab_size = self.model.limits.vocab_size;
-        if let Some(token) = tokens.iter().copied().find(|token| *token >= vocab_size) {
+        let tokens = || rows.iter().map(|row| row.token);
+        if let Some(token) = tokens().find(|token| *token >= vocab_size) {
             return self.on_session_fault(id, Fault::Token { token, vocab_size }, now);
         }
-        let n_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        session.output.extend_from_slice(&tokens);
+        let n_tokens = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+        session.output.extend(tokens());
         session.watch.tokens(n_tokens, now);
         self.counters.tokens_out += u64::from(n_tokens);
-        let end = if tokens.iter().any(|token| self.model.eos_ids.contains(token)) {
+        let end = if tokens().any(|token| self.model.eos_ids.contains(&token)) {
             Some(FinishReason::Stop)
         } else if session.output.len() >= session.max_tokens as usize {
             Some(FinishReason::Length)
@@ -134,6 +137,6 @@ impl State {
             self.effects.extend(session.send_decode(now));
             None
         };
-        self.unsettled.push(Unsettled { session: id, tokens, end });
+        self.unsettled.push(Unsettled { session: id, rows, end });
     }
 }

@@ -12,7 +12,10 @@ use stagebus_schemas::messages::control::Open;
 use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerState};
 use stagebus_schemas::messages::forward::{Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
-use stagebus_schemas::messages::public::{Event, FinishReason, Limits, PromptInput};
+use stagebus_schemas::messages::public::{
+    Event, FinishReason, Limits, Logprob, PromptInput, TokenLogprobs,
+};
+use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::subjects::LostStep;
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
@@ -258,7 +261,7 @@ fn head(step: &Step, token: u32) -> Head {
 }
 
 fn token_event(i: u64, text: &str, tokens: &[u32]) -> Option<Event> {
-    Some(Event::Token { i, text: text.to_owned(), tokens: tokens.to_vec() })
+    Some(Event::Token { i, text: text.to_owned(), tokens: tokens.to_vec(), logprobs: Vec::new() })
 }
 
 fn finish_reason(event: &Option<Event>) -> (FinishReason, u32) {
@@ -278,7 +281,11 @@ fn a_request_becomes_opens_steps_and_events() {
     );
     assert_eq!(
         bench.events(),
-        [Some(Event::Accepted { request_id: RequestId::new("r").unwrap(), prompt_tokens: 3 })]
+        [Some(Event::Accepted {
+            request_id: RequestId::new("r").unwrap(),
+            prompt_tokens: 3,
+            seed: None
+        })]
     );
     bench.answer(&prefill, u32::from(b'd'));
     let decode = bench.step();
@@ -418,6 +425,80 @@ fn half_a_character_waits_for_its_other_half() {
 }
 
 #[test]
+fn sampling_goes_to_the_stages_and_log_probabilities_come_back_with_their_tokens() {
+    let mut bench = Bench::new();
+    bench.worker("w0", 0);
+    bench.worker("w1", 1);
+    bench.request(
+        r#"{"tokens":[97],"temperature":0.5,"top_k":9,"logprobs":true,"top_logprobs":1,
+            "logit_bias":{"98":-100},"stop":["d"]}"#,
+    );
+    let opens = bench.opens();
+    let sampling = opens[1].2.sampling.clone();
+    let expected = Sampling {
+        temperature: 0.5,
+        top_k: 9,
+        logit_bias: vec![(98, -100.0)],
+        seed: sampling.seed,
+        top_logprobs: Some(1),
+        ..Sampling::default()
+    };
+    assert_eq!(sampling, expected);
+    opens.iter().for_each(|open| bench.answer_open(open, Ok(0)));
+    let prefill = bench.step();
+    let [Some(Event::Accepted { seed, .. })] = bench.events()[..] else { panic!("not accepted") };
+    assert_eq!(seed, Some(sampling.seed), "the client can repeat the request");
+
+    let row = |token, top| HeadRow {
+        logprob: Some(-0.5),
+        top: vec![TokenLogprob { token: top, logprob: -0.25 }],
+        ..HeadRow::new(prefill.start_pos, token)
+    };
+    let entry = |token, text: &str, bytes| Logprob {
+        token,
+        text: text.to_owned(),
+        bytes,
+        logprob: if token == 0xc3 { -0.25 } else { -0.5 },
+    };
+    let mut answer = head(&prefill, 0);
+    answer.steps[0].rows = vec![row(99, 0xc3)];
+    bench.act(Action::Head(answer));
+    let events = bench.events();
+    let Some(Event::Token { tokens, logprobs, .. }) = &events[0] else { panic!("{events:?}") };
+    let byte = entry(0xc3, "\u{fffd}", Some(vec![0xc3]));
+    let expected = TokenLogprobs { chosen: entry(99, "c", None), top: vec![byte.clone()] };
+    assert_eq!((&tokens[..], &logprobs[..]), (&[99][..], &[expected][..]));
+
+    // The token that completes a stop string has an entry, though it has no text.
+    let step = bench.step();
+    let mut answer = head(&step, 0);
+    answer.steps[0].rows = vec![HeadRow { pos: step.start_pos, ..row(100, 0xc3) }];
+    bench.act(Action::Head(answer));
+    let events = bench.events();
+    let Some(Event::Token { text, tokens, logprobs, .. }) = &events[0] else {
+        panic!("{events:?}")
+    };
+    let expected = TokenLogprobs { chosen: entry(100, "d", None), top: vec![byte] };
+    assert_eq!((text.as_str(), &tokens[..]), ("", &[100][..]));
+    assert_eq!(logprobs[..], [expected]);
+}
+
+#[test]
+fn a_stage_that_has_no_token_to_choose_makes_the_request_invalid() {
+    let mut bench = Bench::new();
+    let step = bench.started(r#","logit_bias":{"1":-100}"#);
+    let error = ErrorReply::new(ErrorClass::InvalidRequest, "logit_bias leaves no token to choose");
+    let mut answer = head(&step, 0);
+    answer.faults =
+        vec![StepFault { session: step.session, epoch: step.epoch, step: step.step, error }];
+    answer.steps.clear();
+    bench.act(Action::Head(answer));
+    let (class, message, retry) = bench.error();
+    assert_eq!((class, retry), (ErrorClass::InvalidRequest, None));
+    assert!(message.contains("logit_bias"), "{message}");
+}
+
+#[test]
 fn without_streaming_everything_comes_with_the_end() {
     let mut bench = Bench::new();
     let prefill = bench.started(r#","stream":false,"max_tokens":2"#);
@@ -437,8 +518,8 @@ fn bad_requests_are_refused_with_the_reason() {
         ("{", "cannot be read"),
         (r#"{"prompt":"a","tokens":[1]}"#, "prompt"),
         (r#"{"unknown":1,"prompt":"a"}"#, "unknown"),
-        (r#"{"tokens":[1],"temperature":0.7}"#, "temperature"),
-        (r#"{"tokens":[1],"logprobs":true}"#, "logprobs"),
+        (r#"{"tokens":[1],"temperature":-0.7}"#, "temperature"),
+        (r#"{"tokens":[1],"top_logprobs":3}"#, "logprobs"),
         (r#"{"tokens":[258]}"#, "258"),
         (&long, "512 tokens, the context of 512"),
     ] {

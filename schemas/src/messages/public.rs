@@ -4,6 +4,8 @@
 
 mod validate;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorClass;
@@ -44,24 +46,39 @@ pub struct PromptRequest {
     /// Sampling temperature; absent or 0 is greedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
-    /// Nucleus sampling.
+    /// Keeps the smallest set of most likely tokens that holds this probability.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_p: Option<f32>,
-    /// Keeps the k most likely tokens.
+    /// Keeps the k most likely tokens; 0 keeps all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<u32>,
     /// Keeps tokens at least this likely, relative to the most likely one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f32>,
-    /// Seed of the sampling noise.
+    /// Seed of the sampling noise; `accepted` names the one that is taken when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
+    /// Divides positive logits (multiplies negative ones) of tokens in prompt and output; 1 is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens that were generated before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub presence_penalty: Option<f32>,
+    /// Subtracted once per time that a token was generated before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frequency_penalty: Option<f32>,
+    /// Added to the logits of single tokens, by token id; -100 rules a token out.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub logit_bias: BTreeMap<u32, f32>,
     /// Texts that end the output; they are not part of it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop: Vec<String>,
     /// Log-probabilities of the chosen tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<bool>,
+    /// Most likely tokens to report beside each chosen one; needs `logprobs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_logprobs: Option<u32>,
     /// False: only `accepted` and `done` come, and `done` carries the whole text and tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
@@ -127,6 +144,31 @@ pub struct Timings {
     pub overhead_ms: f64,
 }
 
+/// A token with its log-probability under the model's own distribution, before any parameter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Logprob {
+    /// The token.
+    pub token: u32,
+    /// Its text; a special token's name. Bytes that are no characters by themselves are replaced.
+    pub text: String,
+    /// Its bytes, where the text does not hold them: characters can be spread over tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Vec<u8>>,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// What a request with `logprobs` hears of one generated token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    /// The token.
+    #[serde(flatten)]
+    pub chosen: Logprob,
+    /// The most likely tokens in falling order, as many as asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub top: Vec<Logprob>,
+}
+
 /// One event of the answer. The stream ends with `done` or `error`, then an empty message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -137,6 +179,9 @@ pub enum Event {
         request_id: RequestId,
         /// Tokens of the prompt.
         prompt_tokens: u32,
+        /// Seed of the noise, if the request samples: with it the request can be repeated.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seed: Option<u64>,
     },
     /// New text.
     Token {
@@ -146,6 +191,9 @@ pub enum Event {
         text: String,
         /// Tokens since the last event; they may be ahead of the text.
         tokens: Vec<u32>,
+        /// One entry per token, if the request asked for it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        logprobs: Vec<TokenLogprobs>,
     },
     /// The end.
     Done {
@@ -161,6 +209,9 @@ pub enum Event {
         /// All tokens, if the request did not stream.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tokens: Option<Vec<u32>>,
+        /// One entry per token, if the request did not stream and asked for it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        logprobs: Vec<TokenLogprobs>,
     },
     /// The end by a failure.
     Error {

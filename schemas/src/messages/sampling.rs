@@ -1,4 +1,5 @@
 //! How a session's tokens are chosen from the logits: the parameters that travel to the last stage.
+//! What each of them does, and in which order, is the sampler's to say (crate `stagebus-draft`).
 
 use serde::{Deserialize, Serialize};
 
@@ -6,6 +7,12 @@ use crate::codec::{CodecError, check_count};
 
 /// Most entries of [`Sampling::logit_bias`].
 pub const MAX_LOGIT_BIAS: usize = 4096;
+
+/// A bias of this or less rules its token out, as clients of other services expect of -100.
+pub const FORBIDDEN: f32 = -100.0;
+
+/// Temperatures below this are greedy: `logit / temperature` would overflow.
+pub const MIN_TEMPERATURE: f32 = 1e-5;
 
 /// Most log-probabilities reported beside the chosen token.
 pub const MAX_TOP_LOGPROBS: u32 = 64;
@@ -28,7 +35,7 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted once per time that the token was generated before.
     pub frequency_penalty: f32,
-    /// Added to the logits of single tokens.
+    /// Added to the logits of single tokens, ascending by token; [`FORBIDDEN`] rules one out.
     pub logit_bias: Vec<(u32, f32)>,
     /// Key of the noise.
     pub seed: u64,
@@ -55,6 +62,20 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Tells whether the largest logit is taken without noise.
+    #[must_use]
+    pub fn is_greedy(&self) -> bool {
+        self.temperature < MIN_TEMPERATURE || self.top_k == 1
+    }
+
+    /// Tells whether the tokens before a row change its logits.
+    #[must_use]
+    pub fn needs_history(&self) -> bool {
+        (self.repetition_penalty - 1.0).abs() > f32::EPSILON
+            || self.presence_penalty.abs() > f32::EPSILON
+            || self.frequency_penalty.abs() > f32::EPSILON
+    }
+
     /// Checks the lengths.
     ///
     /// # Errors

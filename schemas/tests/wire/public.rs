@@ -25,21 +25,23 @@ fn check<T: serde::de::DeserializeOwned + serde::Serialize>(file: &str) -> Vec<T
 #[test]
 fn the_documented_requests_are_read() {
     let requests = check::<PromptRequest>(REQUESTS);
-    assert_eq!(requests.len(), 5);
+    assert_eq!(requests.len(), 6);
     assert!(requests[0].messages.is_some());
     assert!(requests[1].prompt.is_some());
     assert!(requests[2].tokens.is_some());
     assert_eq!(requests[3].request_id.as_ref().expect("a name").as_str(), "order-17");
     assert_eq!(requests[3].top_k, Some(1));
     assert_eq!(requests[4].stream, Some(false));
+    assert_eq!(requests[5].logit_bias.get(&905), Some(&1.5));
 }
 
 #[test]
 fn the_documented_events_are_written() {
     let events = check::<Event>(EVENTS);
     assert!(matches!(events[0], Event::Accepted { prompt_tokens: 9, .. }));
-    assert!(matches!(&events[1], Event::Token { i: 0, .. }));
-    assert_eq!(events.len(), 8);
+    assert!(matches!(events[1], Event::Accepted { seed: Some(9_007_199_254_740_991), .. }));
+    assert!(matches!(&events[2], Event::Token { i: 0, logprobs, .. } if logprobs.len() == 1));
+    assert_eq!(events.len(), 10);
 }
 
 #[test]

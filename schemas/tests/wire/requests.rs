@@ -6,6 +6,7 @@ use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::public::{
     ChatMessage, Limits, PromptInput, PromptRequest, RequestError, ValidRequest,
 };
+use stagebus_schemas::messages::sampling::Sampling;
 
 fn limits() -> Limits {
     Limits { max_stops: 2, max_stop_bytes: 4, max_messages: 3, ..Limits::new(8, 100) }
@@ -43,6 +44,7 @@ fn a_plain_request_is_taken_apart() {
         request_id: Some(id),
         input: PromptInput::Text("a".into()),
         max_tokens: Some(1),
+        sampling: Sampling::default(),
         stop: vec!["ab".into()],
         stream: false,
         draft_tokens: None,
@@ -102,30 +104,79 @@ fn stop_texts_are_limited() {
 }
 
 #[test]
-fn greedy_requests_are_taken_and_sampling_is_refused_for_now() {
-    let with = |temperature: Option<f32>, top_k: Option<u32>| {
-        text(|request| {
-            request.temperature = temperature;
-            request.top_k = top_k;
-            request.top_p = Some(0.9);
-            request.seed = Some(1);
-        })
+fn sampling_fields_are_honoured() {
+    let valid = text(|request| {
+        request.temperature = Some(0.7);
+        request.top_p = Some(0.9);
+        request.top_k = Some(40);
+        request.min_p = Some(0.05);
+        request.seed = Some(u64::MAX);
+        request.repetition_penalty = Some(1.1);
+        request.presence_penalty = Some(-2.0);
+        request.frequency_penalty = Some(2.0);
+        request.logit_bias = [(99, -100.0), (3, 1.5)].into();
+        request.logprobs = Some(true);
+        request.top_logprobs = Some(20);
+    });
+    let expected = Sampling {
+        temperature: 0.7,
+        top_p: 0.9,
+        top_k: 40,
+        min_p: 0.05,
+        repetition_penalty: 1.1,
+        presence_penalty: -2.0,
+        frequency_penalty: 2.0,
+        logit_bias: vec![(3, 1.5), (99, -100.0)],
+        seed: u64::MAX,
+        top_logprobs: Some(20),
+    };
+    assert_eq!(valid.expect("valid").sampling, expected);
+    let top = |logprobs| text(|request| request.logprobs = logprobs).expect("valid").sampling;
+    assert_eq!(top(None).top_logprobs, None);
+    assert_eq!(top(Some(false)).top_logprobs, None);
+    assert_eq!(top(Some(true)).top_logprobs, Some(0));
+}
+
+#[test]
+fn only_drawn_tokens_need_a_seed() {
+    let seed = |temperature: Option<f32>, top_k, seed: Option<u64>| {
+        let valid = text(|request| {
+            (request.temperature, request.top_k, request.seed) = (temperature, top_k, seed);
+        });
+        valid.expect("valid").sampling.seed
     };
     for (temperature, top_k) in
-        [(None, None), (Some(0.0), None), (Some(-0.0), Some(40)), (Some(0.7), Some(1))]
+        [(None, None), (Some(0.0), None), (Some(-0.0), Some(40)), (Some(1e-6), None)]
     {
-        assert!(with(temperature, top_k).is_ok(), "{temperature:?} {top_k:?}");
+        assert_eq!(seed(temperature, top_k, None), 0, "{temperature:?} {top_k:?}");
     }
-    for (temperature, top_k) in [(Some(0.7), None), (Some(1e-9), Some(0)), (Some(10.0), Some(2))] {
-        let error = with(temperature, top_k).expect_err("sampling");
-        assert!(matches!(error, RequestError::Unsupported { field: "temperature", .. }));
-        let reply = ErrorReply::from(error);
-        assert_eq!(reply.class, ErrorClass::InvalidRequest);
-        assert!(reply.message.contains("does not support yet"), "{reply}");
-    }
-    assert!(text(|request| request.logprobs = Some(false)).is_ok());
-    let error = text(|request| request.logprobs = Some(true)).expect_err("not yet");
-    assert!(matches!(error, RequestError::Unsupported { field: "logprobs", .. }));
+    assert_eq!(seed(Some(0.7), Some(1), None), 0);
+    assert_eq!(seed(Some(0.7), None, Some(0)), 0, "zero is a seed like any other");
+    let random = seed(Some(0.7), None, None);
+    assert!(random < 1 << 53, "a JSON reader would round {random}");
+    assert_ne!(random, seed(Some(0.7), None, None));
+}
+
+#[test]
+fn a_bias_for_what_is_not_there_or_against_everything_is_refused() {
+    let bias = |bias: &[(u32, f32)]| text(|r| r.logit_bias = bias.iter().copied().collect());
+    assert_eq!(
+        bias(&[(1, 0.0), (100, 1.0)]),
+        Err(RequestError::BiasToken { found: 100, vocab_size: 100 })
+    );
+    let all: Vec<(u32, f32)> = (0..100).map(|token| (token, -100.0)).collect();
+    let error = bias(&all).expect_err("nothing is left");
+    assert_eq!(error, RequestError::AllForbidden { vocab_size: 100 });
+    assert_eq!(ErrorReply::from(error).class, ErrorClass::InvalidRequest);
+    assert!(bias(&all[1..]).is_ok());
+    let wide = Limits::new(8, 5000);
+    let many = PromptRequest {
+        prompt: Some("a".into()),
+        logit_bias: (0..4097).map(|token| (token, 1.0)).collect(),
+        ..PromptRequest::default()
+    };
+    let error = many.validate(&wide).expect_err("too many");
+    assert!(matches!(error, RequestError::TooLong { field: "logit_bias", .. }), "{error}");
 }
 
 #[test]
@@ -134,7 +185,7 @@ fn numbers_out_of_range_are_refused_by_name() {
         Err(RequestError::Range { field, .. }) => Some(field),
         _ => None,
     };
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.1, 1e30] {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -100.1, 1e30] {
         let set = |change: fn(&mut PromptRequest, f32)| {
             text(|request| change(request, bad)).expect_err("out of range")
         };
@@ -142,11 +193,23 @@ fn numbers_out_of_range_are_refused_by_name() {
             set(|request, bad| request.temperature = Some(bad)),
             set(|request, bad| request.top_p = Some(bad)),
             set(|request, bad| request.min_p = Some(bad)),
+            set(|request, bad| request.repetition_penalty = Some(bad)),
+            set(|request, bad| request.presence_penalty = Some(bad)),
+            set(|request, bad| request.frequency_penalty = Some(bad)),
+            set(|request, bad| request.logit_bias = [(1, bad)].into()),
         ] {
             assert!(matches!(error, RequestError::Range { .. }), "{bad}: {error}");
         }
     }
     assert_eq!(field(|request| request.top_p = Some(1.1)), Some("top_p"));
+    assert_eq!(field(|request| request.top_p = Some(0.0)), Some("top_p"));
     assert_eq!(field(|request| request.max_tokens = Some(0)), Some("max_tokens"));
     assert_eq!(field(|request| request.min_p = Some(1.0)), None);
+    assert_eq!(field(|request| request.repetition_penalty = Some(0.0)), Some("repetition_penalty"));
+    let top = |logprobs, n| {
+        text(|request| (request.logprobs, request.top_logprobs) = (logprobs, Some(n)))
+    };
+    assert!(matches!(top(Some(true), 21), Err(RequestError::Range { field: "top_logprobs", .. })));
+    assert!(matches!(top(None, 1), Err(RequestError::Needs { field: "top_logprobs", .. })));
+    assert!(top(Some(false), 0).is_ok());
 }

@@ -19,7 +19,7 @@ use stagebus_schemas::messages::fleet::{
 use stagebus_schemas::messages::forward::{Forward, Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::messages::public::{
-    ChatMessage, Event, FinishReason, PromptRequest, Timings, Usage,
+    ChatMessage, Event, FinishReason, Logprob, PromptRequest, Timings, TokenLogprobs, Usage,
 };
 use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::tensor::{Dtype, Tensor};
@@ -308,14 +308,33 @@ fn prompt_request() -> impl Strategy<Value = PromptRequest> {
                 top_k,
                 min_p,
                 seed,
+                repetition_penalty: temperature,
+                presence_penalty: top_p,
+                frequency_penalty: min_p,
+                logit_bias: top_k.into_iter().map(|token| (token, -7.5)).collect(),
                 stop,
                 logprobs,
+                top_logprobs: max_tokens,
                 stream,
                 draft_tokens,
                 priority: batch.map(priority),
             }
         },
     )
+}
+
+fn logprobs() -> impl Strategy<Value = Vec<TokenLogprobs>> {
+    let entry = || {
+        (any::<u32>(), any::<String>(), option::of(vec(any::<u8>(), 0..4)), any::<i16>()).prop_map(
+            |(token, text, bytes, eighths)| Logprob {
+                token,
+                text,
+                bytes,
+                logprob: f32::from(eighths) / 8.0,
+            },
+        )
+    };
+    vec((entry(), vec(entry(), 0..3)).prop_map(|(chosen, top)| TokenLogprobs { chosen, top }), 0..3)
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -337,29 +356,29 @@ fn event() -> impl Strategy<Value = Event> {
     });
     let done = (reason, any::<[u32; 7]>(), timings, any::<Option<String>>(), option::of(tokens()));
     prop_oneof![
-        (TOKEN, any::<u32>()).prop_map(|(id, prompt_tokens)| Event::Accepted {
-            request_id: RequestId::new(id).expect("a token"),
-            prompt_tokens,
+        (TOKEN, any::<u32>(), any::<Option<u64>>()).prop_map(|(id, prompt_tokens, seed)| {
+            let request_id = RequestId::new(id).expect("a token");
+            Event::Accepted { request_id, prompt_tokens, seed }
         }),
-        (any::<u64>(), any::<String>(), tokens()).prop_map(|(i, text, tokens)| Event::Token {
-            i,
-            text,
-            tokens
-        }),
-        done.prop_map(|(finish_reason, used, timings, text, tokens)| Event::Done {
-            finish_reason,
-            usage: Usage {
-                prompt_tokens: used[0],
-                completion_tokens: used[1],
-                cached_tokens: used[2],
-                drafted_tokens: used[3],
-                accepted_tokens: used[4],
-                steps: used[5],
-                bloat: f64::from(used[6]) / 8.0,
-            },
-            timings,
-            text,
-            tokens,
+        (any::<u64>(), any::<String>(), tokens(), logprobs())
+            .prop_map(|(i, text, tokens, logprobs)| Event::Token { i, text, tokens, logprobs }),
+        (done, logprobs()).prop_map(|((finish_reason, used, timings, text, tokens), logprobs)| {
+            Event::Done {
+                finish_reason,
+                usage: Usage {
+                    prompt_tokens: used[0],
+                    completion_tokens: used[1],
+                    cached_tokens: used[2],
+                    drafted_tokens: used[3],
+                    accepted_tokens: used[4],
+                    steps: used[5],
+                    bloat: f64::from(used[6]) / 8.0,
+                },
+                timings,
+                text,
+                tokens,
+                logprobs,
+            }
         }),
         failure().prop_map(|error| Event::Error {
             class: error.class,

@@ -75,7 +75,7 @@ impl TokenBytes {
     }
 
     /// The bytes of a token; none for special tokens and ids outside the vocabulary.
-    fn of(&self, id: u32) -> &[u8] {
+    pub(super) fn of(&self, id: u32) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.ends.get(id) else { return &[] };
         let start = if id == 0 { 0 } else { self.ends[id - 1] };

@@ -5,12 +5,14 @@ use std::sync::mpsc::channel;
 use stagebus_engine::testing::{Fault, TestBackend, TestModel, TestOptions};
 use stagebus_schemas::codec;
 use stagebus_schemas::ids::{CoordinatorId, StepNumber};
+use stagebus_schemas::messages::control::{HeadMode, Priority};
 use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
+use stagebus_schemas::messages::sampling::Sampling;
 
 use super::*;
 use crate::gated_backend::gated;
 use crate::sessions::Route;
-use crate::stage_fixture::stage;
+use crate::stage_fixture::{FINGERPRINT, stage, worker};
 
 /// Longest wait for something that must come.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -63,9 +65,11 @@ impl Bench {
     }
 
     fn open(&mut self, session: u64, epoch: u32) -> Result<u32, ErrorReply> {
-        let (session, epoch) = (SessionId::from_u64(session), Epoch::new(epoch));
-        let open = Command::Open { session, epoch, prompt: vec![], max_len: 64 };
-        self.inference.send(open).expect("room");
+        self.open_with(open(session, epoch))
+    }
+
+    fn open_with(&mut self, open: Open) -> Result<u32, ErrorReply> {
+        self.inference.send(Command::Open(Box::new(open))).expect("room");
         match self.events.blocking_recv().expect("the thread lives") {
             InferenceEvent::Opened { outcome, .. } => outcome,
             InferenceEvent::Lost { .. } => panic!("expected the answer to the open"),
@@ -126,6 +130,22 @@ impl Bench {
         let thread = self.inference.stop();
         while self.events.blocking_recv().is_some() {}
         thread.join()
+    }
+}
+
+fn open(session: u64, epoch: u32) -> Open {
+    Open {
+        session: SessionId::from_u64(session),
+        epoch: Epoch::new(epoch),
+        coordinator: CoordinatorId::new("c").expect("valid"),
+        route: vec![worker(0)],
+        fingerprint: FINGERPRINT.to_owned(),
+        prompt: vec![],
+        prompt_len: 0,
+        max_len: 64,
+        sampling: Sampling::default(),
+        head: HeadMode::Token,
+        priority: Priority::Interactive,
     }
 }
 

@@ -66,6 +66,9 @@ async fn requests_that_cannot_be_honoured_are_refused() -> Result<()> {
         request[key] = value;
         request
     };
+    let every = |n_tokens: usize, bias: i32| {
+        Value::Object((0..n_tokens).map(|token| (token.to_string(), json!(bias))).collect())
+    };
     let words = "word ".repeat(CONTEXT_LEN + 100);
     let cases = [
         (json!({}), "0 of messages, prompt and tokens"),
@@ -78,10 +81,18 @@ async fn requests_that_cannot_be_honoured_are_refused() -> Result<()> {
         (json!({ "prompt": words }), "8192"),
         (json!({ "messages": [{ "role": "user", "content": words }] }), "8192"),
         (with("max_tokens", json!(0)), "max_tokens is 0"),
-        (with("temperature", json!(0.7)), "temperature asks for sampling"),
         (with("temperature", json!(-1)), "temperature is -1"),
         (with("top_p", json!(1.5)), "top_p is 1.5"),
-        (with("logprobs", json!(true)), "logprobs"),
+        (with("top_p", json!(0)), "top_p is 0"),
+        (with("repetition_penalty", json!(0)), "repetition_penalty is 0"),
+        (with("frequency_penalty", json!(2.5)), "frequency_penalty is 2.5"),
+        (with("logit_bias", json!({ "49152": 1 })), "token 49152"),
+        (with("logit_bias", json!({ "1": -101 })), "-101"),
+        (with("logit_bias", json!({ "one": 1 })), "cannot be read"),
+        (with("logit_bias", every(4097, 1)), "logit_bias has 4097"),
+        (with("logit_bias", every(VOCAB_SIZE, -100)), "forbids every one"),
+        (with("top_logprobs", json!(2)), "top_logprobs is given without"),
+        (json!({ "prompt": "a", "logprobs": true, "top_logprobs": 21 }), "top_logprobs is 21"),
         (with("stop", json!([""])), "stop is empty"),
         (with("stop", json!(vec!["x"; 17])), "stop has 17"),
         (with("prompt", json!("x".repeat(1 << 20))), "at most 1048576"),

@@ -4,9 +4,22 @@ use crate::error::{ErrorClass, ErrorReply};
 use crate::ids::RequestId;
 use crate::messages::control::Priority;
 use crate::messages::public::{ChatMessage, PromptRequest};
+use crate::messages::sampling::{FORBIDDEN, MAX_LOGIT_BIAS, Sampling};
 
 /// Highest temperature: beyond it every token is about as likely as any other.
 const MAX_TEMPERATURE: f32 = 10.0;
+
+/// Highest repetition penalty: beyond it no token of the text comes again anyway.
+const MAX_REPETITION_PENALTY: f32 = 10.0;
+
+/// Largest presence and frequency penalty, either way, as in other services.
+const MAX_PENALTY: f32 = 2.0;
+
+/// Largest bias, either way, as in other services.
+const MAX_BIAS: f32 = 100.0;
+
+/// Most tokens reported beside a chosen one, as in other services.
+const MAX_TOP_LOGPROBS: u32 = 20;
 
 /// Longest role of a chat message, in bytes: above any that a template knows.
 const MAX_ROLE_BYTES: usize = 64;
@@ -58,8 +71,8 @@ pub enum PromptInput {
     Tokens(Vec<u32>),
 }
 
-/// A request that passed the checks; decoding is greedy.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A request that passed the checks.
+#[derive(Debug, Clone, PartialEq)]
 pub struct ValidRequest {
     /// Name for the request, if the client gave one.
     pub request_id: Option<RequestId>,
@@ -67,6 +80,8 @@ pub struct ValidRequest {
     pub input: PromptInput,
     /// Most tokens to generate, if the client said so.
     pub max_tokens: Option<u32>,
+    /// How tokens are chosen; without a seed in the request, a random one.
+    pub sampling: Sampling,
     /// Texts that end the output.
     pub stop: Vec<String>,
     /// Whether token events are wanted.
@@ -134,15 +149,27 @@ pub enum RequestError {
         /// Tokens of the context.
         context_len: u32,
     },
-    /// Something that this build cannot do yet; refused rather than ignored.
-    #[error("{field} asks for {what}, which this build does not support yet; {instead}")]
-    Unsupported {
-        /// Name of the field.
+    /// A biased token id that the model does not have.
+    #[error("logit_bias names token {found}, the model has ids below {vocab_size}")]
+    BiasToken {
+        /// The id.
+        found: u32,
+        /// Number of ids.
+        vocab_size: u32,
+    },
+    /// No token is left to generate.
+    #[error("logit_bias forbids every one of the model's {vocab_size} tokens")]
+    AllForbidden {
+        /// Number of ids.
+        vocab_size: u32,
+    },
+    /// A field that only means something with another one.
+    #[error("{field} is given without {needs}")]
+    Needs {
+        /// The field.
         field: &'static str,
-        /// What it asks for.
-        what: &'static str,
-        /// What works.
-        instead: &'static str,
+        /// What it needs.
+        needs: &'static str,
     },
 }
 
@@ -155,13 +182,10 @@ impl From<RequestError> for ErrorReply {
 impl PromptRequest {
     /// Checks the request, and that it can be honoured as it stands.
     ///
-    /// `temperature` above 0 with `top_k` other than 1 asks for sampling, which is refused;
-    /// without it decoding is greedy and the other sampling fields change nothing.
-    ///
     /// # Errors
     /// [`RequestError`], for the first rule that is broken.
     pub fn validate(self, limits: &Limits) -> Result<ValidRequest, RequestError> {
-        check_sampling(&self)?;
+        let sampling = sampling(&self, limits)?;
         check_stops(&self.stop, limits)?;
         if self.max_tokens == Some(0) {
             return Err(range("max_tokens", 0.0, "at least 1"));
@@ -181,6 +205,7 @@ impl PromptRequest {
             request_id: self.request_id,
             input,
             max_tokens: self.max_tokens,
+            sampling,
             stop: self.stop,
             stream: self.stream.unwrap_or(true),
             draft_tokens: self.draft_tokens,
@@ -189,40 +214,94 @@ impl PromptRequest {
     }
 }
 
-fn check_sampling(request: &PromptRequest) -> Result<(), RequestError> {
-    check_number("temperature", request.temperature, MAX_TEMPERATURE, "a number from 0 to 10")?;
-    check_number("top_p", request.top_p, 1.0, "a number from 0 to 1")?;
-    check_number("min_p", request.min_p, 1.0, "a number from 0 to 1")?;
-    let is_greedy =
-        request.temperature.is_none_or(|value| value <= 0.0) || request.top_k == Some(1);
-    if !is_greedy {
-        return Err(RequestError::Unsupported {
-            field: "temperature",
-            what: "sampling",
-            instead: "leave it out or send 0 for greedy decoding",
-        });
+/// Checks the fields of sampling and puts their defaults in.
+fn sampling(request: &PromptRequest, limits: &Limits) -> Result<Sampling, RequestError> {
+    let sampling = Sampling {
+        temperature: number(
+            "temperature",
+            request.temperature.unwrap_or(0.0),
+            |value| (0.0..=MAX_TEMPERATURE).contains(&value),
+            "a number from 0 to 10",
+        )?,
+        top_p: number(
+            "top_p",
+            request.top_p.unwrap_or(1.0),
+            |value| value > 0.0 && value <= 1.0,
+            "a number above 0, at most 1",
+        )?,
+        top_k: request.top_k.unwrap_or(0),
+        min_p: number(
+            "min_p",
+            request.min_p.unwrap_or(0.0),
+            |value| (0.0..=1.0).contains(&value),
+            "a number from 0 to 1",
+        )?,
+        repetition_penalty: number(
+            "repetition_penalty",
+            request.repetition_penalty.unwrap_or(1.0),
+            |value| value > 0.0 && value <= MAX_REPETITION_PENALTY,
+            "a number above 0, at most 10",
+        )?,
+        presence_penalty: penalty("presence_penalty", request.presence_penalty)?,
+        frequency_penalty: penalty("frequency_penalty", request.frequency_penalty)?,
+        logit_bias: logit_bias(request, limits.vocab_size)?,
+        seed: request.seed.unwrap_or(0),
+        top_logprobs: top_logprobs(request)?,
+    };
+    if request.seed.is_none() && !sampling.is_greedy() {
+        return Ok(Sampling { seed: random_seed(), ..sampling });
     }
-    if request.logprobs == Some(true) {
-        return Err(RequestError::Unsupported {
-            field: "logprobs",
-            what: "log-probabilities",
-            instead: "leave it out",
-        });
-    }
-    Ok(())
+    Ok(sampling)
 }
 
-fn check_number(
-    field: &'static str,
-    value: Option<f32>,
-    max: f32,
-    expected: &'static str,
-) -> Result<(), RequestError> {
-    match value {
-        // A NaN is in no range.
-        Some(value) if !(0.0..=max).contains(&value) => Err(range(field, value.into(), expected)),
-        _ => Ok(()),
+/// A seed that every JSON reader gets back as it is: below 2^53.
+fn random_seed() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().0 >> 11
+}
+
+fn penalty(field: &'static str, value: Option<f32>) -> Result<f32, RequestError> {
+    let fits = |value| (-MAX_PENALTY..=MAX_PENALTY).contains(&value);
+    number(field, value.unwrap_or(0.0), fits, "a number from -2 to 2")
+}
+
+fn logit_bias(request: &PromptRequest, vocab_size: u32) -> Result<Vec<(u32, f32)>, RequestError> {
+    let bias = &request.logit_bias;
+    for (token, value) in bias {
+        if *token >= vocab_size {
+            return Err(RequestError::BiasToken { found: *token, vocab_size });
+        }
+        let fits = |value| (-MAX_BIAS..=MAX_BIAS).contains(&value);
+        number("a bias of logit_bias", *value, fits, "a number from -100 to 100")?;
     }
+    // A map, so no token counts twice.
+    let n_forbidden = bias.values().filter(|value| **value <= FORBIDDEN).count();
+    if n_forbidden == vocab_size as usize {
+        return Err(RequestError::AllForbidden { vocab_size });
+    }
+    check_length("logit_bias", bias.len(), MAX_LOGIT_BIAS, "tokens")?;
+    Ok(bias.iter().map(|(token, value)| (*token, *value)).collect())
+}
+
+fn top_logprobs(request: &PromptRequest) -> Result<Option<u32>, RequestError> {
+    let wanted = request.logprobs.unwrap_or(false);
+    let n_top = request.top_logprobs.unwrap_or(0);
+    if n_top > MAX_TOP_LOGPROBS {
+        return Err(range("top_logprobs", n_top.into(), "0 to 20"));
+    }
+    if n_top > 0 && !wanted {
+        return Err(RequestError::Needs { field: "top_logprobs", needs: "logprobs: true" });
+    }
+    Ok(wanted.then_some(n_top))
+}
+
+/// Checks a number; a NaN is in no range.
+fn number(
+    field: &'static str,
+    value: f32,
+    fits: impl Fn(f32) -> bool,
+    expected: &'static str,
+) -> Result<f32, RequestError> {
+    if fits(value) { Ok(value) } else { Err(range(field, value.into(), expected)) }
 }
 
 const fn range(field: &'static str, found: f64, expected: &'static str) -> RequestError {
