@@ -5,12 +5,13 @@ use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{Close, Open};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement};
-use stagebus_schemas::messages::forward::Forward;
+use stagebus_schemas::messages::forward::Step;
 use stagebus_schemas::messages::head::Head;
 use stagebus_schemas::messages::public::{Event, PromptInput};
 use stagebus_schemas::subjects::LostStep;
 
 use crate::client::Client;
+use crate::drafting::{DraftCommand, Drafted};
 
 /// One thing that happened. [`crate::state::State::apply`] handles each without waiting.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub(crate) enum Action {
     Checked { worker: WorkerId, gone: bool },
     /// Rows or faults came from a stage.
     Head(Head),
+    /// Drafts have come.
+    Drafted(Vec<Drafted>),
     /// The broker says that nobody heard a step.
     Lost(LostStep),
     /// A worker announced itself.
@@ -94,7 +97,9 @@ pub(crate) enum Effect {
     /// Ask a worker whether it lives.
     Check { stage: StageIndex, worker: WorkerId },
     /// Send rows to the first stage.
-    Step { worker: WorkerId, lost: LostStep, forward: Forward },
+    Step { worker: WorkerId, step: Step },
+    /// Tell the drafter something.
+    Draft(DraftCommand),
     /// Send an event to a client.
     Event { session: Option<SessionId>, client: Client, event: Event },
     /// End a client's event stream.

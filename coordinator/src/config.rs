@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use stagebus_draft::control::MAX_DRAFT_TOKENS;
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_settings::BrokerSettings;
 
@@ -20,6 +21,85 @@ pub struct CoordinatorConfig {
     pub settings: CoordinatorSettings,
     /// Be ready only when every stage has a worker that takes sessions.
     pub wait_for_workers: bool,
+}
+
+/// Who drafts tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase", try_from = "String")]
+pub enum DraftChoice {
+    /// `hybrid` where a draft model is given, else `ngram`.
+    #[default]
+    Auto,
+    /// Nobody.
+    Off,
+    /// What followed the longest suffix of the text that stood before.
+    Ngram,
+    /// The draft model.
+    Model,
+    /// `ngram` after a long match, else `model`.
+    Hybrid,
+}
+
+impl TryFrom<String> for DraftChoice {
+    type Error = DraftSettingError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        clap::ValueEnum::from_str(&text, false).map_err(|_unknown| DraftSettingError {
+            found: text,
+            expected: "auto, off, ngram, model or hybrid",
+        })
+    }
+}
+
+/// How many tokens are drafted per step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "NumberOrText", into = "NumberOrText")]
+pub enum DraftTokens {
+    /// As many as pay, from measured acceptance and times; none where none do.
+    #[default]
+    Auto,
+    /// Always this many.
+    Fixed(u32),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum NumberOrText {
+    Number(u32),
+    Text(String),
+}
+
+impl TryFrom<NumberOrText> for DraftTokens {
+    type Error = DraftSettingError;
+
+    fn try_from(value: NumberOrText) -> Result<Self, Self::Error> {
+        match value {
+            NumberOrText::Number(n) => Ok(Self::Fixed(n)),
+            NumberOrText::Text(text) if text == "auto" => Ok(Self::Auto),
+            NumberOrText::Text(text) => text.parse().map(Self::Fixed).map_err(|_not_a_number| {
+                DraftSettingError { found: text, expected: "auto or a number of tokens" }
+            }),
+        }
+    }
+}
+
+impl From<DraftTokens> for NumberOrText {
+    fn from(value: DraftTokens) -> Self {
+        match value {
+            DraftTokens::Auto => Self::Text("auto".to_owned()),
+            DraftTokens::Fixed(n) => Self::Number(n),
+        }
+    }
+}
+
+/// Text that names no way of drafting.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is not {expected}")]
+pub struct DraftSettingError {
+    /// The text.
+    pub found: String,
+    /// What is known.
+    pub expected: &'static str,
 }
 
 /// The table `[coordinator]`.
@@ -48,6 +128,20 @@ pub struct CoordinatorSettings {
     pub drain_ms: u64,
     /// Interval of announcements, in milliseconds.
     pub announce_ms: u32,
+    /// How long a session that lost a worker waits for another one, in milliseconds.
+    pub recovery_wait_ms: u64,
+    /// How long a session that had to give way waits for room, in milliseconds.
+    pub preempted_wait_ms: u64,
+    /// Who drafts tokens for the stages to verify.
+    pub draft: DraftChoice,
+    /// Shard set of the draft model: one stage, the tokenizer of the model.
+    pub draft_shards: Option<PathBuf>,
+    /// Tokens to draft per step; requests may say otherwise.
+    pub draft_tokens: DraftTokens,
+    /// Most tokens to draft per step.
+    pub max_draft_tokens: u32,
+    /// Inference threads of the draft model; 0 leaves the choice to the device.
+    pub draft_threads: u16,
 }
 
 impl Default for CoordinatorSettings {
@@ -63,6 +157,13 @@ impl Default for CoordinatorSettings {
             step_timeout_ms: 30_000,
             drain_ms: 10_000,
             announce_ms: 500,
+            recovery_wait_ms: 10_000,
+            preempted_wait_ms: 600_000,
+            draft: DraftChoice::Auto,
+            draft_shards: None,
+            draft_tokens: DraftTokens::Auto,
+            max_draft_tokens: 10,
+            draft_threads: 1,
         }
     }
 }
@@ -88,6 +189,10 @@ impl CoordinatorSettings {
     /// The first [`SettingError`] found.
     pub fn validate(&self) -> Result<(), SettingError> {
         const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+        let fixed = match self.draft_tokens {
+            DraftTokens::Auto => 0,
+            DraftTokens::Fixed(n) => n,
+        };
         let checks = [
             ("max_sessions", self.max_sessions as u64, 1, 1 << 16),
             ("max_queued", self.max_queued as u64, 0, 1 << 20),
@@ -99,6 +204,10 @@ impl CoordinatorSettings {
             ("step_timeout_ms", self.step_timeout_ms, 1, DAY_MS),
             ("drain_ms", self.drain_ms, 0, DAY_MS),
             ("announce_ms", u64::from(self.announce_ms), 20, 60_000),
+            ("recovery_wait_ms", self.recovery_wait_ms, 0, DAY_MS),
+            ("preempted_wait_ms", self.preempted_wait_ms, 0, DAY_MS),
+            ("max_draft_tokens", u64::from(self.max_draft_tokens), 0, MAX_DRAFT_TOKENS),
+            ("draft_tokens", u64::from(fixed), 0, u64::from(self.max_draft_tokens)),
         ];
         for (key, found, least, most) in checks {
             if !(least..=most).contains(&found) {
@@ -110,6 +219,14 @@ impl CoordinatorSettings {
 
     pub(crate) fn route_wait(&self) -> Duration {
         Duration::from_millis(self.route_wait_ms)
+    }
+
+    pub(crate) fn recovery_wait(&self) -> Duration {
+        Duration::from_millis(self.recovery_wait_ms)
+    }
+
+    pub(crate) fn preempted_wait(&self) -> Duration {
+        Duration::from_millis(self.preempted_wait_ms)
     }
 
     pub(crate) fn open_timeout(&self) -> Duration {

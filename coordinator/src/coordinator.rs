@@ -23,8 +23,9 @@ use stagebus_schemas::ids::{CoordinatorId, ModelName, SessionId, StageIndex, Wor
 use stagebus_schemas::messages::control::{
     Control, ControlAction, ControlOutcome, ControlReply, Open,
 };
+use stagebus_schemas::messages::forward::{Forward, MAX_ROWS, MAX_STEPS, Step};
 use stagebus_schemas::messages::public::{Event, Limits, PromptInput};
-use stagebus_schemas::subjects::Subjects;
+use stagebus_schemas::subjects::{LostStep, Subjects};
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::ShardSet;
 use stagebus_shards::text::TextModel;
@@ -36,6 +37,7 @@ use tracing::{debug, error, info, warn};
 use crate::action::{Action, Effect, OpenAnswer, OpenFailure};
 use crate::client::Client;
 use crate::config::CoordinatorConfig;
+use crate::drafting::{self, DraftCommand, DraftHost};
 use crate::error::CoordinatorError;
 use crate::fleet_view::ShardSetIdentity;
 use crate::inputs::{Inputs, Wake};
@@ -93,6 +95,11 @@ pub async fn run(
             &format!("coordinator {id}"),
         )?
     };
+    let draft = drafting::start(&config)?;
+    let mut settings = config.settings.clone();
+    if matches!(draft, DraftHost::Off) {
+        settings.max_draft_tokens = 0;
+    }
     let bus = Bus::connect(options).await?;
     let max_chunk_rows = max_chunk_rows(&config, &model, hidden_dim, bus.max_payload())?;
     let subjects = Subjects::new(&model.identity.model);
@@ -111,7 +118,9 @@ pub async fn run(
         open_timeout: config.settings.open_timeout(),
         drain: config.settings.drain(),
         announce: config.settings.announce(),
-        state: State::new(name, config.settings, model, max_chunk_rows),
+        state: State::new(name, settings, model, max_chunk_rows),
+        draft,
+        steps: StepMessages::default(),
         bus: bus.clone(),
         subjects,
         text,
@@ -184,6 +193,9 @@ struct Coordinator {
     text: Arc<TextModel>,
     inputs: Inputs,
     tasks: JoinSet<Action>,
+    draft: DraftHost,
+    /// Steps that leave when the effects at hand are done.
+    steps: StepMessages,
     shutdown: CancellationToken,
     open_timeout: Duration,
     drain: Duration,
@@ -249,6 +261,7 @@ impl Coordinator {
         let next_deadline = self.state.next_deadline();
         let wake = tokio::select! {
             wake = self.inputs.next() => wake?,
+            drafted = self.draft.answers() => Wake::Act(Action::Drafted(drafted)),
             Some(done) = self.tasks.join_next() => match done {
                 Ok(action) => Wake::Act(action),
                 Err(error) => {
@@ -288,27 +301,52 @@ impl Coordinator {
                     self.state.apply(Action::Unsent(session), Instant::now());
                 }
             }
+            for (worker, steps) in std::mem::take(&mut self.steps.0) {
+                self.send_steps(&worker, steps).await;
+            }
+        }
+    }
+
+    /// Tells the drafter, and the state what came of it at once.
+    fn draft(&mut self, command: DraftCommand) {
+        let drafted = self.draft.give(command);
+        if !drafted.is_empty() {
+            self.state.apply(Action::Drafted(drafted), Instant::now());
+        }
+    }
+
+    /// Sends steps in one message. Nobody hearing it is told with the first step's name: the worker
+    /// is gone then, and all its sessions with it.
+    async fn send_steps(&mut self, worker: &WorkerId, steps: Vec<Step>) {
+        let Some(first) = steps.first() else { return };
+        let lost = LostStep {
+            session: first.session,
+            epoch: first.epoch,
+            step: first.step,
+            stage: StageIndex::FIRST,
+        };
+        let subject = self.subjects.step(StageIndex::FIRST, worker);
+        let reply = self.subjects.lost(self.state.id(), &lost);
+        let sessions: Vec<SessionId> = steps.iter().map(|step| step.session).collect();
+        let forward = Forward { version: MessageVersion::CURRENT, from: None, steps, hidden: None };
+        let sent = match codec::encode(&forward) {
+            Ok(payload) => self.bus.publish_with_reply(&subject, &reply, payload.into()).await,
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = sent {
+            warn!(%worker, %error, n_steps = sessions.len(), "steps were not sent");
+            for session in sessions {
+                self.state.apply(Action::Unsent(session), Instant::now());
+            }
         }
     }
 
     /// # Errors
-    /// The session whose step or event could not be sent.
+    /// The session whose event could not be sent.
     async fn perform_one(&mut self, effect: Effect) -> Result<(), SessionId> {
         match effect {
-            Effect::Step { worker, lost, forward } => {
-                let subject = self.subjects.step(StageIndex::FIRST, &worker);
-                let reply = self.subjects.lost(self.state.id(), &lost);
-                let sent = match codec::encode(&forward) {
-                    Ok(payload) => {
-                        self.bus.publish_with_reply(&subject, &reply, payload.into()).await
-                    }
-                    Err(error) => Err(error.into()),
-                };
-                sent.map_err(|error| {
-                    warn!(session_id = %lost.session, %error, "step was not sent");
-                    lost.session
-                })?;
-            }
+            Effect::Step { worker, step } => self.steps.add(worker, step),
+            Effect::Draft(command) => self.draft(command),
             Effect::Event { session, client, event } => {
                 if let Err(error) = self.send_event(&client, &event).await {
                     warn!(subject = %client.reply, %error, "event was not sent");
@@ -341,7 +379,7 @@ impl Coordinator {
         Ok(())
     }
 
-    async fn send_event(&self, client: &Client, event: &Event) -> Result<(), PublishError> {
+    async fn send_event(&mut self, client: &Client, event: &Event) -> Result<(), PublishError> {
         let payload = encode_public(client.content, event)?;
         let sent =
             self.bus.publish_bytes(&client.reply, Some(client.content), payload.into()).await;
@@ -424,6 +462,25 @@ impl Coordinator {
     fn log_end(&self) {
         let counters = self.state.counters();
         info!(?counters, slow_consumers = self.bus.slow_consumer_reports(), "coordinator ends");
+    }
+}
+
+/// Steps on their way to the first stage: those for one worker leave together.
+#[derive(Default)]
+struct StepMessages(Vec<(WorkerId, Vec<Step>)>);
+
+impl StepMessages {
+    fn add(&mut self, worker: WorkerId, step: Step) {
+        let n_rows = |steps: &[Step]| steps.iter().map(|step| step.tokens.len()).sum::<usize>();
+        let fits = |(to, steps): &&mut (WorkerId, Vec<Step>)| {
+            *to == worker
+                && steps.len() < MAX_STEPS
+                && n_rows(steps) + step.tokens.len() <= MAX_ROWS
+        };
+        match self.0.iter_mut().rev().find(fits) {
+            Some((_, steps)) => steps.push(step),
+            None => self.0.push((worker, vec![step])),
+        }
     }
 }
 

@@ -40,6 +40,22 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
+    /// Whether the session can go on with other workers, or with the same ones from the start.
+    pub(crate) const fn is_recoverable(&self) -> bool {
+        match self {
+            Self::Step { error, .. } => matches!(
+                error.class,
+                ErrorClass::UnknownSession | ErrorClass::StaleEpoch | ErrorClass::StepGap
+            ),
+            Self::WorkerGone { .. } | Self::NoAnswer { .. } | Self::Gap { .. } => true,
+            Self::WrongRows
+            | Self::Token { .. }
+            | Self::Unsent
+            | Self::Shutdown
+            | Self::Transition(_) => false,
+        }
+    }
+
     /// The class that the client sees.
     fn class(&self) -> ErrorClass {
         match self {

@@ -7,6 +7,8 @@ mod action;
 mod client;
 mod config;
 mod coordinator;
+#[cfg_attr(not(test), expect(dead_code, reason = "the thread serves draft models"))]
+mod drafting;
 mod error;
 mod fault;
 mod fleet_view;
@@ -18,12 +20,13 @@ mod session;
 #[cfg(test)]
 #[path = "../tests/support/shard_set.rs"]
 mod shard_set;
+mod speculation;
 mod state;
 mod stop;
 mod timings;
 mod transcript;
 
-pub use config::{CoordinatorConfig, CoordinatorSettings, SettingError};
+pub use config::{CoordinatorConfig, CoordinatorSettings, DraftChoice, DraftTokens, SettingError};
 pub use coordinator::{Ready, run};
 pub use error::CoordinatorError;
 pub use process::{CoordinatorArgs, serve, serve_until_signalled};

@@ -1,21 +1,28 @@
 //! One session: what it is to generate, how far it is, and which steps are under way.
 
+mod running;
+
 use std::collections::{HashSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use stagebus_schemas::error::ErrorReply;
-use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, StepNumber, WorkerId};
+use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::Priority;
-use stagebus_schemas::messages::forward::{Forward, Phase, Step};
-use stagebus_schemas::messages::head::{HeadRow, HeadStep};
+use stagebus_schemas::messages::forward::{Phase, StageTime};
+use stagebus_schemas::messages::head::HeadStep;
 use stagebus_schemas::messages::sampling::Sampling;
-use stagebus_schemas::subjects::LostStep;
-use stagebus_schemas::version::MessageVersion;
+
+pub(crate) use running::{Answer, Chunk, Running};
 
 use crate::action::{Effect, OpenFailure};
 use crate::client::Client;
+use crate::drafting::{DraftCommand, DraftOrder};
+use crate::prefill::plan_chunks;
+use crate::speculation::Speculation;
 use crate::timings::Stopwatch;
 use crate::transcript::Transcript;
+use running::Rows;
 
 /// One session, from the arrival of its request to its last event.
 #[derive(Debug)]
@@ -28,7 +35,7 @@ pub(crate) struct Session {
     /// Most tokens to generate; within the context once the prompt is known.
     pub(crate) max_tokens: u32,
     /// How tokens are chosen.
-    pub(crate) sampling: Sampling,
+    pub(crate) sampling: Arc<Sampling>,
     /// Who goes first where sessions compete.
     pub(crate) priority: Priority,
     /// Token ids of the prompt; empty while it is being encoded.
@@ -38,7 +45,27 @@ pub(crate) struct Session {
     pub(crate) transcript: Transcript,
     pub(crate) watch: Stopwatch,
     pub(crate) placement: Placement,
+    pub(crate) speculation: Speculation,
+    /// Tokens of the prompt that every stage had cached at the first start.
+    pub(crate) cached_tokens: u32,
+    /// Largest share of KV positions that rewinds left behind on a stage.
+    pub(crate) bloat: f64,
+    /// Whether the client has been told that the session exists.
+    pub(crate) accepted: bool,
+    /// Recoveries since the last new token.
+    pub(crate) recoveries: u32,
+    /// What the drafter knows of the session; nothing if it does not have it.
+    pub(crate) drafter: Option<DrafterView>,
     state: SessionState,
+}
+
+/// What the drafter knows of a session.
+#[derive(Debug, Default)]
+pub(crate) struct DrafterView {
+    /// Generated tokens that it has been told.
+    n_output: usize,
+    /// Drafts that it was asked for.
+    n_orders: u64,
 }
 
 /// What the search for workers knows, over all attempts.
@@ -46,6 +73,10 @@ pub(crate) struct Session {
 pub(crate) struct Placement {
     /// When to give up waiting for a stage without a worker; set at the first attempt.
     pub(crate) deadline: Option<Instant>,
+    /// Not before: the workers that are there have refused for a while.
+    pub(crate) retry_at: Option<Instant>,
+    /// When to give up waiting for room; set at the first refusal of a session that has begun.
+    pub(crate) room_deadline: Option<Instant>,
     /// Epoch of the next attempt.
     pub(crate) epoch: Epoch,
     /// Workers that refused.
@@ -87,59 +118,6 @@ pub(crate) struct Opening {
     pub(crate) answers: Vec<Option<Result<u32, OpenFailure>>>,
 }
 
-/// A session whose steps run.
-#[derive(Debug)]
-pub(crate) struct Running {
-    pub(crate) epoch: Epoch,
-    /// Worker of every stage.
-    pub(crate) route: Vec<WorkerId>,
-    /// Sizes of the prompt chunks that are not sent yet.
-    chunks: VecDeque<usize>,
-    /// Position of the next prompt row to send.
-    next_pos: usize,
-    next_step: StepNumber,
-    /// Steps without an answer, oldest first.
-    in_flight: VecDeque<InFlight>,
-    /// When a step was last answered, or sent while none was under way.
-    last_progress: Instant,
-    /// When the workers were last asked whether they live.
-    last_check: Instant,
-    /// When the steps under way count as lost because the connection to the broker broke.
-    lost_at: Option<Instant>,
-}
-
-/// A step that was sent and not answered.
-#[derive(Debug, Clone)]
-struct InFlight {
-    step: StepNumber,
-    phase: Phase,
-    /// Positions whose next token the step chooses.
-    wanted: Vec<u32>,
-    sent: Instant,
-}
-
-/// Rows of the next step.
-#[derive(Debug)]
-struct Rows {
-    phase: Phase,
-    start_pos: u32,
-    tokens: Vec<u32>,
-    wanted: Vec<u32>,
-}
-
-/// What an answer to a step meant.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Answer {
-    /// Not for a step that is under way: a repeat or a latecomer.
-    Late,
-    /// The step is done; these are its wanted rows with the tokens that follow them.
-    Done { phase: Phase, rows: Vec<HeadRow>, round_trip: Duration },
-    /// An earlier step has no answer: a message was lost.
-    Gap { expected: StepNumber },
-    /// The rows are not those that the step asked for.
-    WrongRows,
-}
-
 impl SessionState {
     const fn name(&self) -> &'static str {
         match self {
@@ -159,6 +137,7 @@ impl SessionState {
                 | (Self::Queued, Self::Routing | Self::Opening(_))
                 | (Self::Routing, Self::Opening(_))
                 | (Self::Opening(_), Self::Routing | Self::Opening(_) | Self::Running(_))
+                | (Self::Running(_), Self::Routing)
         )
     }
 }
@@ -172,6 +151,7 @@ pub(crate) struct Order {
     pub(crate) max_tokens: u32,
     pub(crate) sampling: Sampling,
     pub(crate) priority: Priority,
+    pub(crate) speculation: Speculation,
 }
 
 impl Session {
@@ -183,13 +163,19 @@ impl Session {
             client: order.client,
             stream: order.stream,
             max_tokens: order.max_tokens,
-            sampling: order.sampling,
+            sampling: Arc::new(order.sampling),
             priority: order.priority,
             prompt: Vec::new(),
             output: Vec::new(),
             transcript,
             watch,
             placement: Placement::default(),
+            speculation: order.speculation,
+            cached_tokens: 0,
+            bloat: 0.0,
+            accepted: false,
+            recoveries: 0,
+            drafter: None,
             state: SessionState::Encoding,
         }
     }
@@ -212,11 +198,6 @@ impl Session {
         !matches!(self.state, SessionState::Encoding | SessionState::Queued)
     }
 
-    /// Whether the client has been told that the session exists.
-    pub(crate) fn is_accepted(&self) -> bool {
-        matches!(self.state, SessionState::Running(_))
-    }
-
     /// The seed of the noise, if tokens are drawn.
     pub(crate) fn seed(&self) -> Option<u64> {
         (!self.sampling.is_greedy()).then_some(self.sampling.seed)
@@ -236,6 +217,11 @@ impl Session {
         }
     }
 
+    /// Whether its caches are filled and it generates tokens.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.running().is_some_and(Running::is_decoding)
+    }
+
     pub(crate) fn running_mut(&mut self) -> Option<&mut Running> {
         match &mut self.state {
             SessionState::Running(running) => Some(running),
@@ -252,37 +238,94 @@ impl Session {
         }
     }
 
-    /// The next prompt chunk, if there is one and fewer than `window` steps are under way.
+    /// What fills the caches from `start_pos` on: the prompt in chunks and, in a replay, the output
+    /// but for its last token, each row by the path that it took the first time.
+    pub(crate) fn plan_fill(&self, start_pos: usize, max_rows: usize) -> VecDeque<Chunk> {
+        let of_phase = |phase| move |n_rows| Chunk { phase, n_rows };
+        let n_prompt = self.prompt.len().saturating_sub(start_pos);
+        let n_output = self.output.len().saturating_sub(1);
+        let prompt = plan_chunks(n_prompt, max_rows).into_iter().map(of_phase(Phase::Prefill));
+        let output = plan_chunks(n_output, max_rows).into_iter().map(of_phase(Phase::Decode));
+        prompt.chain(output).collect()
+    }
+
+    /// The next chunk that fills the caches, if there is one and fewer than `window` steps are
+    /// under way. The last row of a prompt chooses the first token, unless that is known.
     pub(crate) fn send_chunk(&mut self, window: usize, now: Instant) -> Option<Effect> {
         let SessionState::Running(running) = &mut self.state else { return None };
-        if running.in_flight.len() >= window {
-            return None;
-        }
-        let n_rows = running.chunks.pop_front()?;
-        let start_pos = running.next_pos;
-        running.next_pos += n_rows;
-        let last_row = running.chunks.is_empty().then(|| position(n_rows - 1));
+        let (chunk, start_pos) = running.take_chunk(window)?;
+        let (n_rows, prompt_len) = (chunk.n_rows, self.prompt.len());
+        let tokens = match chunk.phase {
+            Phase::Prefill => self.prompt.get(start_pos..start_pos + n_rows),
+            Phase::Decode => {
+                self.output.get(start_pos - prompt_len..start_pos + n_rows - prompt_len)
+            }
+        };
+        let chooses = running.is_filled() && self.output.is_empty();
         let rows = Rows {
-            phase: Phase::Prefill,
+            phase: chunk.phase,
             start_pos: position(start_pos),
-            tokens: self.prompt[start_pos..running.next_pos].to_vec(),
-            wanted: last_row.into_iter().collect(),
+            tokens: tokens?.to_vec(),
+            wanted: chooses.then(|| position(n_rows - 1)).into_iter().collect(),
+            drafted: Vec::new(),
         };
         self.watch.step_sent(now);
         Some(running.send(self.id, rows, now))
     }
 
-    /// The step that appends the last generated token.
-    pub(crate) fn send_decode(&mut self, now: Instant) -> Option<Effect> {
+    /// The step that appends the last generated token and verifies `drafted`.
+    pub(crate) fn send_decode(&mut self, drafted: Vec<u32>, now: Instant) -> Option<Effect> {
         let SessionState::Running(running) = &mut self.state else { return None };
-        let token = *self.output.last()?;
+        let mut tokens = vec![*self.output.last()?];
+        tokens.extend_from_slice(&drafted);
         let rows = Rows {
             phase: Phase::Decode,
             start_pos: position(self.prompt.len() + self.output.len() - 1),
-            tokens: vec![token],
-            wanted: vec![0],
+            wanted: (0..position(tokens.len())).collect(),
+            tokens,
+            drafted,
         };
         Some(running.send(self.id, rows, now))
+    }
+
+    /// Tokens that may still be drafted: the step yields one token more than it verifies.
+    pub(crate) fn draft_room(&self) -> usize {
+        (self.max_tokens as usize).saturating_sub(self.output.len() + 1)
+    }
+
+    /// Orders a draft of `n` tokens and waits for it until `deadline`.
+    pub(crate) fn order_draft(&mut self, n: usize, deadline: Instant) -> Option<Effect> {
+        let SessionState::Running(running) = &mut self.state else { return None };
+        let view = self.drafter.as_mut()?;
+        view.n_orders += 1;
+        running.wait_for_draft(view.n_orders, deadline);
+        let accepted = self.output.get(view.n_output..).unwrap_or_default().to_vec();
+        view.n_output = self.output.len();
+        Some(Effect::Draft(DraftCommand::Draft(DraftOrder {
+            session: self.id,
+            ticket: view.n_orders,
+            accepted,
+            n,
+            params: Arc::clone(&self.sampling),
+        })))
+    }
+
+    /// All tokens so far: the prompt and what was generated.
+    pub(crate) fn all_tokens(&self) -> Vec<u32> {
+        [&self.prompt[..], &self.output[..]].concat()
+    }
+
+    /// Notes how much of the caches rewinds have left behind.
+    pub(crate) fn note_bloat(&mut self, trace: &[StageTime]) {
+        let masked = trace.iter().map(|time| time.masked).max().unwrap_or(0);
+        let len = (self.prompt.len() + self.output.len()).max(1);
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        self.bloat = self.bloat.max(f64::from(masked) / f64::from(len));
+    }
+
+    /// Forgets generated tokens from `len` on: they follow a stop string.
+    pub(crate) fn truncate_output(&mut self, len: usize) {
+        self.output.truncate(len);
     }
 
     /// Takes the answer to a step.
@@ -292,104 +335,6 @@ impl Session {
             return Answer::Late;
         }
         running.answer(head, now)
-    }
-}
-
-impl Running {
-    /// Makes a session that sends prompt rows from `start_pos` on, in `chunks`.
-    pub(crate) fn new(
-        epoch: Epoch,
-        route: Vec<WorkerId>,
-        start_pos: usize,
-        chunks: Vec<usize>,
-        now: Instant,
-    ) -> Self {
-        Self {
-            epoch,
-            route,
-            chunks: chunks.into(),
-            next_pos: start_pos,
-            next_step: StepNumber::FIRST,
-            in_flight: VecDeque::new(),
-            last_progress: now,
-            last_check: now,
-            lost_at: None,
-        }
-    }
-
-    /// Notes that answers may be lost: those that are not here by `deadline` are.
-    pub(crate) fn expect_loss(&mut self, deadline: Instant) {
-        self.lost_at = Some(deadline);
-    }
-
-    /// When the oldest step under way counts as lost, if it may take `timeout`.
-    pub(crate) fn deadline(&self, timeout: Duration) -> Option<Instant> {
-        let slow = self.last_progress + timeout;
-        let deadline = self.lost_at.map_or(slow, |lost| lost.min(slow));
-        (!self.in_flight.is_empty()).then_some(deadline)
-    }
-
-    /// When the workers are to be asked whether they live, if a step may take `patience` without
-    /// raising the question.
-    pub(crate) fn next_check(&self, patience: Duration) -> Option<Instant> {
-        let quiet_since = self.last_progress.max(self.last_check);
-        (!self.in_flight.is_empty()).then(|| quiet_since + patience)
-    }
-
-    /// Notes that the workers were asked.
-    pub(crate) fn checked(&mut self, now: Instant) {
-        self.last_check = now;
-    }
-
-    /// Whether a step is under way.
-    pub(crate) fn is_under_way(&self, step: StepNumber) -> bool {
-        self.in_flight.iter().any(|in_flight| in_flight.step == step)
-    }
-
-    fn send(&mut self, session: SessionId, rows: Rows, now: Instant) -> Effect {
-        let Rows { phase, start_pos, tokens, wanted } = rows;
-        let step = self.next_step;
-        self.next_step = step.next();
-        if self.in_flight.is_empty() {
-            self.last_progress = now;
-        }
-        self.in_flight.push_back(InFlight {
-            step,
-            phase,
-            wanted: wanted.iter().map(|row| start_pos + row).collect(),
-            sent: now,
-        });
-        let epoch = self.epoch;
-        let step_rows =
-            Step { session, epoch, step, start_pos, phase, tokens, wanted, trace: Vec::new() };
-        let version = MessageVersion::CURRENT;
-        Effect::Step {
-            worker: self.route[0].clone(),
-            lost: LostStep { session, epoch, step, stage: StageIndex::FIRST },
-            forward: Forward { version, from: None, steps: vec![step_rows], hidden: None },
-        }
-    }
-
-    fn answer(&mut self, head: &HeadStep, now: Instant) -> Answer {
-        let Some(oldest) = self.in_flight.front() else { return Answer::Late };
-        if head.step < oldest.step {
-            return Answer::Late;
-        }
-        if head.step > oldest.step {
-            return Answer::Gap { expected: oldest.step };
-        }
-        if !head.rows.iter().map(|row| row.pos).eq(oldest.wanted.iter().copied()) {
-            return Answer::WrongRows;
-        }
-        let answer = Answer::Done {
-            phase: oldest.phase,
-            rows: head.rows.clone(),
-            round_trip: now.saturating_duration_since(oldest.sent),
-        };
-        self.in_flight.pop_front();
-        self.last_progress = now;
-        self.lost_at = None;
-        answer
     }
 }
 

@@ -21,6 +21,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use stagebus_draft::costs::StepCostModel;
 use stagebus_schemas::ids::{CoordinatorId, SessionId, WorkerId};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement, WorkerState};
 use stagebus_schemas::messages::head::HeadRow;
@@ -45,6 +46,9 @@ const CHECK_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The same in round trips, for pipelines that are slow but well.
 const CHECK_ROUND_TRIPS: u32 = 3;
+
+/// Share of drafted tokens that is expected to stand before any session has shown it.
+const FIRST_ACCEPTANCE: f64 = 0.6;
 
 /// What a coordinator knows of its model.
 #[derive(Debug, Clone)]
@@ -73,6 +77,8 @@ pub(crate) struct Counters {
     pub(crate) requests_ignored: u64,
     /// Tokens generated.
     pub(crate) tokens_out: u64,
+    /// Times that a session lost its place and was replayed elsewhere.
+    pub(crate) recoveries: u64,
     /// Answers for steps and sessions that no longer exist.
     pub(crate) late_answers: u64,
     /// Announcements of other shard sets.
@@ -98,6 +104,12 @@ pub(crate) struct State {
     round_trip: Smoothed,
     /// Smoothed time from arrival to the end of a request.
     request_time: Smoothed,
+    /// What decode steps cost.
+    costs: StepCostModel,
+    /// Smoothed acceptance of the sessions that have ended.
+    acceptance: f64,
+    /// Sessions that decode.
+    n_decoding: usize,
     counters: Counters,
     connected: bool,
     draining: bool,
@@ -134,6 +146,9 @@ impl State {
             checking: HashSet::new(),
             round_trip: Smoothed::default(),
             request_time: Smoothed::default(),
+            costs: StepCostModel::default(),
+            acceptance: FIRST_ACCEPTANCE,
+            n_decoding: 0,
             counters: Counters::default(),
             connected: true,
             draining: false,
@@ -150,6 +165,7 @@ impl State {
             Action::Opened(answer) => self.on_open_answer(answer, now),
             Action::Checked { worker, gone } => self.on_checked(&worker, gone, now),
             Action::Head(head) => self.on_head(&head, now),
+            Action::Drafted(drafted) => self.on_drafted(drafted, now),
             Action::Lost(lost) => self.on_lost(lost, now),
             Action::Worker(announcement) => self.on_worker(&announcement, now),
             Action::Announce => self.announce(),
@@ -183,10 +199,14 @@ impl State {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let (timeout, patience) = (self.step_timeout(), self.check_patience());
         let sessions = self.sessions.values().filter_map(|session| match session.state() {
-            SessionState::Routing => session.placement.deadline,
-            SessionState::Running(running) => {
-                running.deadline(timeout).min(running.next_check(patience))
+            SessionState::Routing => {
+                earliest([session.placement.deadline, session.placement.retry_at])
             }
+            SessionState::Running(running) => earliest([
+                running.deadline(timeout),
+                running.next_check(patience),
+                running.draft_deadline(),
+            ]),
             SessionState::Encoding | SessionState::Queued | SessionState::Opening(_) => None,
         });
         let worker = if self.connected { self.fleet.next_expiry() } else { None };
@@ -305,6 +325,7 @@ impl State {
         for session in silent {
             self.on_session_fault(session, Fault::NoAnswer { waited }, now);
         }
+        self.end_draft_waits(now);
         self.check_workers(now);
         self.place_waiting(now);
     }
@@ -349,4 +370,9 @@ impl State {
             tokens_out: self.counters.tokens_out,
         }));
     }
+}
+
+/// The first of the deadlines that exist.
+fn earliest<const N: usize>(deadlines: [Option<Instant>; N]) -> Option<Instant> {
+    deadlines.into_iter().flatten().min()
 }

@@ -43,7 +43,6 @@ pub(crate) struct Stopwatch {
     first_step: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
-    n_tokens: u32,
     decode: DecodeTimes,
 }
 
@@ -63,7 +62,6 @@ impl Stopwatch {
             first_step: None,
             first_token: None,
             last_token: None,
-            n_tokens: 0,
             decode: DecodeTimes { infer_us: vec![0; n_stages], ..DecodeTimes::default() },
         }
     }
@@ -74,10 +72,9 @@ impl Stopwatch {
     }
 
     /// Notes new tokens.
-    pub(crate) fn tokens(&mut self, n_tokens: u32, now: Instant) {
+    pub(crate) fn tokens(&mut self, now: Instant) {
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
-        self.n_tokens += n_tokens;
     }
 
     /// Notes a finished decode step. Entries of `trace` for stages that do not exist are ignored.
@@ -96,14 +93,14 @@ impl Stopwatch {
         now.saturating_duration_since(self.arrival)
     }
 
-    /// Returns what `done` reports.
-    pub(crate) fn report(&self, now: Instant) -> Timings {
+    /// Returns what `done` reports for a request of `n_tokens` generated tokens.
+    pub(crate) fn report(&self, n_tokens: u32, now: Instant) -> Timings {
         let since_arrival = |at: Option<Instant>| {
             at.map_or(0.0, |at| milliseconds(at.saturating_duration_since(self.arrival)))
         };
         let decode_tok_s = match (self.first_token, self.last_token) {
-            (Some(first), Some(last)) if self.n_tokens > 1 && last > first => {
-                f64::from(self.n_tokens - 1) / (last - first).as_secs_f64()
+            (Some(first), Some(last)) if n_tokens > 1 && last > first => {
+                f64::from(n_tokens - 1) / (last - first).as_secs_f64()
             }
             _ => 0.0,
         };
@@ -157,7 +154,7 @@ mod tests {
         let mut watch = Stopwatch::new(start, 2);
         watch.step_sent(at(2));
         watch.step_sent(at(3));
-        watch.tokens(1, at(10));
+        watch.tokens(at(10));
         let trace: Vec<StageTime> = [3000, 4000]
             .into_iter()
             .enumerate()
@@ -172,9 +169,9 @@ mod tests {
             .collect();
         for ms in [20, 30] {
             watch.decode_step(Duration::from_millis(10), &trace);
-            watch.tokens(1, at(ms));
+            watch.tokens(at(ms));
         }
-        let timings = watch.report(at(31));
+        let timings = watch.report(3, at(31));
         close(timings.queue_ms, 2.0);
         close(timings.ttft_ms, 10.0);
         close(timings.decode_tok_s, 100.0);
@@ -187,7 +184,7 @@ mod tests {
     #[test]
     fn a_request_without_tokens_reports_zeros() {
         let start = Instant::now();
-        let timings = Stopwatch::new(start, 1).report(start);
+        let timings = Stopwatch::new(start, 1).report(0, start);
         assert_eq!(timings, Timings { stage_infer_ms: vec![0.0], ..Timings::default() });
     }
 

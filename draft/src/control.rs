@@ -9,6 +9,9 @@ use std::time::Duration;
 
 use crate::acceptance::expected_tokens;
 
+/// Longest draft that anybody may ask for: beyond it nothing is accepted and steps get long.
+pub const MAX_DRAFT_TOKENS: u64 = 64;
+
 /// Weight of the history against one tested token: about the last 60 tested tokens count.
 const DECAY: f64 = 0.984;
 
@@ -60,6 +63,12 @@ impl DraftLength {
             plain_steps: 0,
             probe_spacing: PROBE_SPACING.0,
         }
+    }
+
+    /// Most tokens that it asks for.
+    #[must_use]
+    pub const fn max(&self) -> usize {
+        self.max
     }
 
     /// Probability that a drafted token stands, given that all before it do.

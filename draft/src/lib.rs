@@ -15,6 +15,7 @@
 
 pub mod acceptance;
 pub mod control;
+pub mod costs;
 pub mod drafter;
 pub mod ngram;
 pub mod noise;

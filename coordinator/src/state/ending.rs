@@ -11,9 +11,16 @@ use tracing::{info, warn};
 use super::State;
 use crate::action::Effect;
 use crate::client::Client;
+use crate::drafting::DraftCommand;
 use crate::fault::Fault;
-use crate::session::Session;
+use crate::session::{Session, SessionState};
 use crate::transcript::Output;
+
+/// Recoveries of a session without a new token between them, after which it fails.
+pub(super) const MAX_RECOVERIES: u32 = 3;
+
+/// Weight of one session's acceptance in what the next ones expect.
+const ACCEPTANCE_WEIGHT: f64 = 0.2;
 
 impl State {
     /// Ends all requests of that name; other coordinators hear the same and may know it.
@@ -33,9 +40,28 @@ impl State {
 
     /// Decides what follows from a fault of a session: it ends, and the client hears why.
     pub(super) fn on_session_fault(&mut self, id: SessionId, fault: Fault, now: Instant) {
-        if self.sessions.contains_key(&id) {
-            warn!(session_id = %id, error = %fault, "session failed");
-            self.fail(id, fault.reply(), now);
+        let Some(session) = self.sessions.get(&id) else { return };
+        let recovers = fault.is_recoverable()
+            && session.running().is_some()
+            && session.recoveries < MAX_RECOVERIES;
+        if recovers {
+            warn!(session_id = %id, error = %fault, "session is replayed");
+            return self.recover(id, now);
+        }
+        warn!(session_id = %id, error = %fault, "session failed");
+        self.fail(id, fault.reply(), now);
+    }
+
+    /// Gives up the places of a running session and looks for new ones, where its prompt and
+    /// output are replayed. The client sees nothing of it.
+    fn recover(&mut self, id: SessionId, now: Instant) {
+        self.close_route(id);
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.recoveries += 1;
+        self.counters.recoveries += 1;
+        match session.enter(SessionState::Routing) {
+            Ok(()) => self.place(id, now),
+            Err(error) => self.fail(id, Fault::from(error).reply(), now),
         }
     }
 
@@ -63,21 +89,28 @@ impl State {
             FinishReason::Length if stopped => FinishReason::Stop,
             reason => reason,
         };
-        let timings = session.watch.report(now);
+        let n_tokens = u32::try_from(session.output.len()).unwrap_or(u32::MAX);
+        let timings = session.watch.report(n_tokens, now);
         info!(
             session_id = %id,
-            n_tokens = session.output.len(),
+            n_tokens,
+            n_drafted = session.speculation.drafted,
+            n_accepted = session.speculation.accepted,
             elapsed_us = session.watch.elapsed(now).as_micros(),
             ?finish_reason,
             "session ended"
         );
         let usage = Usage {
             prompt_tokens: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
-            completion_tokens: u32::try_from(session.output.len()).unwrap_or(u32::MAX),
-            ..Usage::default()
+            completion_tokens: n_tokens,
+            cached_tokens: session.cached_tokens,
+            drafted_tokens: session.speculation.drafted,
+            accepted_tokens: session.speculation.accepted,
+            steps: session.speculation.steps,
+            bloat: session.bloat,
         };
         let mut events = Vec::with_capacity(3);
-        if !session.is_accepted() {
+        if !session.accepted {
             let (request_id, prompt_tokens) = (session.request.clone(), usage.prompt_tokens);
             events.push(Event::Accepted { request_id, prompt_tokens, seed: session.seed() });
         }
@@ -101,16 +134,26 @@ impl State {
 
     /// Takes a session out of the state and closes it on its workers.
     fn remove(&mut self, id: SessionId, now: Instant) -> Option<Session> {
+        self.close_route(id);
         let session = self.sessions.remove(&id)?;
         self.queue.retain(|queued| *queued != id);
         self.request_time.add(session.watch.elapsed(now));
-        if let Some((epoch, route)) = session.route() {
-            for (stage, worker) in self.fleet.stages().zip(route) {
-                self.fleet.session_closed(worker);
-                let (worker, close) = (worker.clone(), Close { session: id, epoch });
-                self.effects.push(Effect::Close { stage, worker, close });
-            }
+        if let Some(acceptance) = session.speculation.acceptance() {
+            self.acceptance += (acceptance - self.acceptance) * ACCEPTANCE_WEIGHT;
+        }
+        if session.drafter.is_some() {
+            self.effects.push(Effect::Draft(DraftCommand::Close(id)));
         }
         Some(session)
+    }
+
+    /// Closes a session on the workers that hold it.
+    fn close_route(&mut self, id: SessionId) {
+        let Some((epoch, route)) = self.sessions.get(&id).and_then(Session::route) else { return };
+        for (stage, worker) in self.fleet.stages().zip(route) {
+            self.fleet.session_closed(worker);
+            let (worker, close) = (worker.clone(), Close { session: id, epoch });
+            self.effects.push(Effect::Close { stage, worker, close });
+        }
     }
 }

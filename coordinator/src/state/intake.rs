@@ -12,7 +12,9 @@ use stagebus_schemas::messages::public::{
 use super::State;
 use crate::action::{Effect, Incoming};
 use crate::client::Client;
+use crate::config::DraftTokens;
 use crate::session::{Order, Session, SessionState};
+use crate::speculation::Speculation;
 use crate::timings::Stopwatch;
 use crate::transcript::Transcript;
 
@@ -94,6 +96,12 @@ impl State {
         Ok(request.validate(&self.model.limits)?)
     }
 
+    /// Speculation for a new session: as the request says, else as configured.
+    fn speculation(&self, asked: Option<u32>) -> Speculation {
+        let tokens = asked.map_or(self.settings.draft_tokens, DraftTokens::Fixed);
+        Speculation::new(tokens, self.settings.max_draft_tokens as usize, self.acceptance)
+    }
+
     fn begin(&mut self, request: ValidRequest, client: Client, now: Instant) {
         let text = match request.input {
             PromptInput::Messages(_) => self.model.text.detokenizer(),
@@ -108,6 +116,7 @@ impl State {
             max_tokens: request.max_tokens.unwrap_or(self.settings.default_max_tokens),
             sampling: request.sampling,
             priority: request.priority,
+            speculation: self.speculation(request.draft_tokens),
         };
         let transcript = Transcript::new(text, request.stop);
         let watch = Stopwatch::new(now, usize::from(self.model.identity.n_stages));

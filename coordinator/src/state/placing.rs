@@ -4,7 +4,7 @@
 //! opened is closed and another route is tried under a higher epoch, without the workers that
 //! refused or were silent; so the number of attempts is bounded by the number of workers.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{SessionId, StageIndex, WorkerId};
@@ -14,8 +14,9 @@ use tracing::{debug, warn};
 
 use super::State;
 use crate::action::{Effect, OpenAnswer, OpenFailure};
-use crate::prefill::{plan_chunks, usable_prefix};
-use crate::session::{Opening, Running, SessionState};
+use crate::drafting::DraftCommand;
+use crate::prefill::usable_prefix;
+use crate::session::{DrafterView, Opening, Placement, Running, SessionState};
 
 impl State {
     /// Starts waiting sessions while there are places.
@@ -30,10 +31,12 @@ impl State {
 
     /// Tries again to place the sessions that wait for a worker.
     pub(super) fn place_waiting(&mut self, now: Instant) {
+        let due = |at: Option<Instant>| at.is_none_or(|at| at <= now);
         let waiting: Vec<SessionId> = self
             .sessions
             .values()
             .filter(|session| matches!(session.state(), SessionState::Routing))
+            .filter(|session| due(session.placement.retry_at))
             .map(|session| session.id)
             .collect();
         for session in waiting {
@@ -66,9 +69,11 @@ impl State {
     }
 
     /// Chooses workers and asks them to open the session, or lets it wait, or gives up.
-    fn place(&mut self, id: SessionId, now: Instant) {
+    pub(super) fn place(&mut self, id: SessionId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let wait = self.settings.route_wait();
+        let recovers = session.accepted;
+        let wait =
+            if recovers { self.settings.recovery_wait() } else { self.settings.route_wait() };
         let deadline = *session.placement.deadline.get_or_insert(now + wait);
         let mut route = Vec::with_capacity(usize::from(self.model.identity.n_stages));
         for stage in self.fleet.stages() {
@@ -108,10 +113,10 @@ impl State {
             coordinator: self.name.id.clone(),
             route: route.clone(),
             fingerprint: self.model.identity.fingerprint.clone(),
-            prompt: session.prompt.clone(),
+            prompt: session.all_tokens(),
             prompt_len: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
             max_len,
-            sampling: session.sampling.clone(),
+            sampling: session.sampling.as_ref().clone(),
             head: HeadMode::Token,
             priority: session.priority,
         };
@@ -137,6 +142,7 @@ impl State {
             let cached_len = cached.into_iter().min().unwrap_or(0) as usize;
             return self.start(id, Opening { epoch, route, answers: Vec::new() }, cached_len, now);
         }
+        let mut retry_ms = None;
         for ((stage, worker), answer) in self.fleet.stages().zip(route).zip(answers) {
             self.fleet.session_closed(&worker);
             if matches!(answer, Ok(_) | Err(OpenFailure::Silent)) {
@@ -146,34 +152,61 @@ impl State {
             if let Err(failure) = answer {
                 warn!(session_id = %id, stage_index = %stage, ?failure, "session was not opened");
                 if let OpenFailure::Refused(error) = failure {
+                    retry_ms = retry_ms.max(error.retry_after_ms);
                     session.placement.refusals.push((stage, error));
                 }
                 session.placement.avoid.insert(worker);
             }
         }
+        if let Some(retry_ms) = retry_ms.filter(|_| session.accepted) {
+            let wait = self.settings.preempted_wait();
+            let deadline = *session.placement.room_deadline.get_or_insert(now + wait);
+            if deadline <= now {
+                return self.place(id, now);
+            }
+            // A session that has begun waits for room instead of being refused.
+            session.placement.refusals.clear();
+            session.placement.avoid.clear();
+            session.placement.deadline = None;
+            session.placement.retry_at = Some(now + Duration::from_millis(retry_ms));
+            if let Err(error) = session.enter(SessionState::Routing) {
+                self.on_session_fault(id, error.into(), now);
+            }
+            return;
+        }
         self.place(id, now);
     }
 
-    /// Tells the client that its session exists, and sends the first prompt chunks.
+    /// Tells the client that its session exists, and sends the first rows.
     fn start(&mut self, id: SessionId, opened: Opening, cached_len: usize, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let start_pos = usable_prefix(cached_len, session.prompt.len());
-        let chunks = plan_chunks(session.prompt.len() - start_pos, self.max_chunk_rows);
+        let fill = session.plan_fill(start_pos, self.max_chunk_rows);
         debug!(session_id = %id, n_tokens = session.prompt.len(), kv_len = start_pos, "session opened");
-        let running = Running::new(opened.epoch, opened.route, start_pos, chunks, now);
+        session.placement = Placement { epoch: session.placement.epoch, ..Placement::default() };
+        let running = Running::new(opened.epoch, opened.route, start_pos, fill, now);
         if let Err(error) = session.enter(SessionState::Running(running)) {
             return self.on_session_fault(id, error.into(), now);
         }
-        self.effects.push(Effect::Event {
-            session: Some(id),
-            client: session.client.clone(),
-            event: Event::Accepted {
-                request_id: session.request.clone(),
-                prompt_tokens: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
-                seed: session.seed(),
-            },
-        });
-        self.send_chunks(id, now);
+        if !session.accepted {
+            session.accepted = true;
+            session.cached_tokens = u32::try_from(start_pos).unwrap_or(u32::MAX);
+            self.effects.push(Effect::Event {
+                session: Some(id),
+                client: session.client.clone(),
+                event: Event::Accepted {
+                    request_id: session.request.clone(),
+                    prompt_tokens: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
+                    seed: session.seed(),
+                },
+            });
+            if session.speculation.may_draft() {
+                session.drafter = Some(DrafterView::default());
+                let prompt = session.prompt.clone();
+                self.effects.push(Effect::Draft(DraftCommand::Open(id, prompt)));
+            }
+        }
+        self.fill(id, now);
     }
 
     fn no_worker(&self, stage: StageIndex) -> ErrorReply {

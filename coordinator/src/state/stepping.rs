@@ -1,9 +1,11 @@
 //! Prompt chunks, decode steps and their answers.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use stagebus_draft::acceptance::verify;
+use stagebus_draft::costs::StageRun;
 use stagebus_schemas::ids::{SessionId, WorkerId};
-use stagebus_schemas::messages::forward::Phase;
+use stagebus_schemas::messages::forward::{Phase, StageTime};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep};
 use stagebus_schemas::messages::public::FinishReason;
 use stagebus_schemas::subjects::LostStep;
@@ -11,12 +13,17 @@ use tracing::warn;
 
 use super::{State, Unsettled};
 use crate::action::Effect;
+use crate::drafting::Drafted;
 use crate::fault::Fault;
 use crate::logprobs;
-use crate::session::Answer;
+use crate::session::{Answer, Running};
+
+/// How long a step waits for its draft: far beyond any draft that pays.
+const DRAFT_PATIENCE: Duration = Duration::from_secs(1);
 
 impl State {
     pub(super) fn on_head(&mut self, head: &Head, now: Instant) {
+        self.n_decoding = self.sessions.values().filter(|session| session.is_decoding()).count();
         for step in &head.steps {
             self.on_answer(step, &head.worker, now);
         }
@@ -53,13 +60,66 @@ impl State {
         }
     }
 
-    /// Sends prompt chunks while the window has room: one step per stage keeps all stages busy,
-    /// and one more is on its way to the first.
-    pub(super) fn send_chunks(&mut self, id: SessionId, now: Instant) {
+    /// Fills the caches while the window has room: one step per stage keeps all stages busy, and
+    /// one more is on its way to the first. When they are full, decoding starts or goes on.
+    pub(super) fn fill(&mut self, id: SessionId, now: Instant) {
         let window = usize::from(self.model.identity.n_stages) + 1;
         let Some(session) = self.sessions.get_mut(&id) else { return };
         while let Some(step) = session.send_chunk(window, now) {
             self.effects.push(step);
+        }
+        if session.running().is_some_and(Running::is_idle) {
+            self.decode(id, now);
+        }
+    }
+
+    /// Sends the next decode step, or orders the draft that it waits for.
+    pub(super) fn decode(&mut self, id: SessionId, now: Instant) {
+        let costs = self.costs.costs(self.n_decoding);
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let room = session.draft_room();
+        let k = if session.drafter.is_some() {
+            session.speculation.next(costs.as_ref(), room)
+        } else {
+            0
+        };
+        let effect = match k {
+            0 => session.send_decode(Vec::new(), now),
+            n => session.order_draft(n, now + DRAFT_PATIENCE),
+        };
+        self.effects.extend(effect);
+    }
+
+    /// Takes drafts and sends the steps that waited for them.
+    pub(super) fn on_drafted(&mut self, drafted: Vec<Drafted>, now: Instant) {
+        for Drafted { session: id, ticket, tokens, took } in drafted {
+            let Some(session) = self.sessions.get_mut(&id) else { continue };
+            let waited =
+                session.running_mut().is_some_and(|running| running.end_draft_wait(Some(ticket)));
+            if !waited {
+                continue;
+            }
+            let tokens = tokens.unwrap_or_else(|| {
+                session.speculation.switch_off();
+                Vec::new()
+            });
+            if let Some(n) = u32::try_from(tokens.len()).ok().filter(|n| *n > 0) {
+                self.costs.draft(took / n);
+            }
+            self.effects.extend(session.send_decode(tokens, now));
+        }
+    }
+
+    /// Goes on without the drafts that do not come.
+    pub(super) fn end_draft_waits(&mut self, now: Instant) {
+        for session in self.sessions.values_mut() {
+            let late = |deadline| deadline <= now;
+            let Some(running) = session.running_mut() else { continue };
+            if running.draft_deadline().is_some_and(late) && running.end_draft_wait(None) {
+                warn!(session_id = %session.id, "no draft came, the session goes on without");
+                session.speculation.switch_off();
+                self.effects.extend(session.send_decode(Vec::new(), now));
+            }
         }
     }
 
@@ -67,12 +127,17 @@ impl State {
     pub(super) fn settle_session(&mut self, unsettled: &Unsettled, now: Instant) {
         let Some(session) = self.sessions.get_mut(&unsettled.session) else { return };
         let mut end = unsettled.end;
+        let mut n_after = unsettled.rows.len();
         for row in &unsettled.rows {
+            n_after -= 1;
             let (token, logprobs) = (row.token, logprobs::of_row(&self.model.text, row));
             if self.model.eos_ids.contains(&token) {
                 session.transcript.push_end(token, logprobs);
             } else if session.transcript.push(token, logprobs) {
                 end = Some(FinishReason::Stop);
+                // Tokens of the same step that follow the stop string were never asked for.
+                session.truncate_output(session.output.len() - n_after);
+                self.counters.tokens_out -= n_after as u64;
                 break;
             }
         }
@@ -94,8 +159,8 @@ impl State {
             self.counters.late_answers += 1;
             return;
         };
-        let (phase, rows, round_trip) = match session.answer(step, worker, now) {
-            Answer::Done { phase, rows, round_trip } => (phase, rows, round_trip),
+        let (phase, mut rows, drafted, round_trip) = match session.answer(step, worker, now) {
+            Answer::Done { phase, rows, drafted, round_trip } => (phase, rows, drafted, round_trip),
             Answer::Late => {
                 self.counters.late_answers += 1;
                 return;
@@ -107,36 +172,65 @@ impl State {
             Answer::WrongRows => return self.on_session_fault(id, Fault::WrongRows, now),
         };
         self.round_trip.add(round_trip);
+        session.note_bloat(&step.trace);
+        if rows.is_empty() {
+            return self.fill(id, now);
+        }
         if phase == Phase::Decode {
             session.watch.decode_step(round_trip, &step.trace);
+            self.costs.step(&runs(&step.trace), unaccounted(round_trip, &step.trace));
         }
-        if rows.is_empty() {
-            self.send_chunks(id, now);
-        } else {
-            self.on_tokens(id, rows, now);
-        }
+        let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
+        let Some(verdict) = verify(&drafted, &tokens) else {
+            return self.on_session_fault(id, Fault::WrongRows, now);
+        };
+        session.speculation.observe(drafted.len(), verdict.n_accepted);
+        rows.truncate(verdict.n_accepted + 1);
+        self.on_tokens(id, rows, now);
     }
 
-    /// Takes chosen tokens and sends the next step unless they end the session.
-    fn on_tokens(&mut self, id: SessionId, rows: Vec<HeadRow>, now: Instant) {
+    /// Takes tokens that stand and sends the next step unless they end the session.
+    fn on_tokens(&mut self, id: SessionId, mut rows: Vec<HeadRow>, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let vocab_size = self.model.limits.vocab_size;
-        let tokens = || rows.iter().map(|row| row.token);
-        if let Some(token) = tokens().find(|token| *token >= vocab_size) {
-            return self.on_session_fault(id, Fault::Token { token, vocab_size }, now);
+        if let Some(HeadRow { token, .. }) = rows.iter().find(|row| row.token >= vocab_size) {
+            return self.on_session_fault(id, Fault::Token { token: *token, vocab_size }, now);
         }
-        let n_tokens = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-        session.output.extend(tokens());
-        session.watch.tokens(n_tokens, now);
-        self.counters.tokens_out += u64::from(n_tokens);
-        let end = if tokens().any(|token| self.model.eos_ids.contains(&token)) {
+        let left = (session.max_tokens as usize).saturating_sub(session.output.len());
+        rows.truncate(left);
+        let eos = rows.iter().position(|row| self.model.eos_ids.contains(&row.token));
+        if let Some(eos) = eos {
+            rows.truncate(eos + 1);
+        }
+        session.output.extend(rows.iter().map(|row| row.token));
+        session.watch.tokens(now);
+        session.recoveries = 0;
+        self.counters.tokens_out += rows.len() as u64;
+        let end = if eos.is_some() {
             Some(FinishReason::Stop)
         } else if session.output.len() >= session.max_tokens as usize {
             Some(FinishReason::Length)
         } else {
-            self.effects.extend(session.send_decode(now));
             None
         };
+        if end.is_none() {
+            self.decode(id, now);
+        }
         self.unsettled.push(Unsettled { session: id, rows, end });
     }
+}
+
+/// What each stage ran.
+fn runs(trace: &[StageTime]) -> Vec<StageRun> {
+    let run = |time: &StageTime| StageRun {
+        rows: time.rows,
+        infer: Duration::from_micros(u64::from(time.infer_us)),
+    };
+    trace.iter().map(run).collect()
+}
+
+/// The part of a round trip in which no stage had the step.
+fn unaccounted(round_trip: Duration, trace: &[StageTime]) -> Duration {
+    let in_stages: u64 = trace.iter().map(|time| u64::from(time.total_us)).sum();
+    round_trip.saturating_sub(Duration::from_micros(in_stages))
 }

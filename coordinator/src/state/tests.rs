@@ -1,5 +1,8 @@
 //! Actions fed by hand, effects looked at: no broker, no task, no clock but the one given.
 
+mod recovery;
+mod speculation;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,7 +41,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        Self::with(CoordinatorSettings { prefill_chunk: 4, ..CoordinatorSettings::default() })
+        Self::with(CoordinatorSettings { prefill_chunk: 4, ..without_drafts() })
     }
 
     fn with(settings: CoordinatorSettings) -> Self {
@@ -161,8 +164,8 @@ impl Bench {
         self.effects = std::mem::take(&mut self.effects)
             .into_iter()
             .filter_map(|effect| match effect {
-                Effect::Step { mut forward, .. } => {
-                    steps.append(&mut forward.steps);
+                Effect::Step { step, .. } => {
+                    steps.push(step);
                     None
                 }
                 other => Some(other),
@@ -234,6 +237,10 @@ impl Bench {
     }
 }
 
+fn without_drafts() -> CoordinatorSettings {
+    CoordinatorSettings { max_draft_tokens: 0, ..CoordinatorSettings::default() }
+}
+
 fn id(name: &str) -> WorkerId {
     WorkerId::new(name).unwrap()
 }
@@ -258,6 +265,20 @@ fn head(step: &Step, token: u32) -> Head {
         steps: vec![HeadStep { session, epoch, step, rows, logits: None, trace }],
         faults: Vec::new(),
     }
+}
+
+/// A fault of stage 0 for a step.
+fn fault(step: &Step, class: ErrorClass) -> Head {
+    let mut head = head(step, 0);
+    head.steps.clear();
+    (head.stage, head.worker) = (StageIndex::FIRST, id("w0"));
+    head.faults.push(StepFault {
+        session: step.session,
+        epoch: step.epoch,
+        step: step.step,
+        error: ErrorReply::new(class, "broken"),
+    });
+    head
 }
 
 fn token_event(i: u64, text: &str, tokens: &[u32]) -> Option<Event> {
@@ -552,7 +573,7 @@ fn a_request_without_reply_subject_is_ignored() {
 
 #[test]
 fn requests_beyond_the_queue_are_refused_at_once() {
-    let settings = CoordinatorSettings { max_sessions: 1, max_queued: 1, ..Default::default() };
+    let settings = CoordinatorSettings { max_sessions: 1, max_queued: 1, ..without_drafts() };
     let mut bench = Bench::with(settings);
     let prefill = bench.started(r#","max_tokens":1"#);
     bench.events();
@@ -670,134 +691,12 @@ fn cancelling_works_in_every_state() {
 }
 
 #[test]
-fn a_fault_of_a_stage_ends_the_session_with_its_class() {
-    for (found, told) in [
-        (ErrorClass::Internal, ErrorClass::Internal),
-        (ErrorClass::UnknownSession, ErrorClass::StageUnavailable),
-        (ErrorClass::Overloaded, ErrorClass::Overloaded),
-    ] {
-        let mut bench = Bench::new();
-        let step = bench.started("");
-        let mut head = head(&step, 0);
-        head.steps.clear();
-        (head.stage, head.worker) = (StageIndex::FIRST, id("w0"));
-        head.faults.push(StepFault {
-            session: step.session,
-            epoch: step.epoch,
-            step: step.step,
-            error: ErrorReply::new(found, "broken"),
-        });
-        bench.act(Action::Head(head));
-        let (class, message, _) = bench.error();
-        assert_eq!(class, told);
-        assert!(message.contains("stage 0"), "{message}");
-        assert_eq!(bench.closed(), [id("w0"), id("w1")]);
-    }
-}
-
-#[test]
-fn a_lost_step_or_a_leaving_or_silent_worker_ends_its_sessions() {
-    let lost = |step: &Step| LostStep {
-        session: step.session,
-        epoch: step.epoch,
-        step: step.step,
-        stage: StageIndex::new(1),
-    };
-    for how in 0..3 {
-        let mut bench = Bench::new();
-        let step = bench.started("");
-        match how {
-            0 => bench.act(Action::Lost(lost(&step))),
-            1 => bench.announce("w1", 1, WorkerState::Leaving),
-            _ => bench.wait(Duration::from_secs(180)),
-        }
-        assert_eq!(bench.error().0, ErrorClass::StageUnavailable, "way {how}");
-        assert!(!bench.state.has_all_stages(bench.now));
-        bench.act(Action::Lost(lost(&step)));
-        assert_eq!(bench.events(), []);
-    }
-}
-
-#[test]
 fn a_draining_worker_keeps_its_sessions() {
     let mut bench = Bench::new();
     let prefill = bench.started("");
     bench.announce("w1", 1, WorkerState::Draining);
     bench.answer(&prefill, 100);
     assert_eq!(bench.steps().len(), 1);
-}
-
-#[test]
-fn a_step_without_answer_ends_the_session() {
-    let mut bench = Bench::new();
-    bench.started("");
-    let timeout = bench.state.settings.step_timeout();
-    bench.wait(timeout - Duration::from_millis(1));
-    assert!(!bench.state.is_idle());
-    bench.wait(Duration::from_millis(1));
-    assert_eq!(bench.error().0, ErrorClass::StageUnavailable);
-}
-
-#[test]
-fn workers_of_a_silent_session_are_asked_whether_they_live() {
-    let mut bench = Bench::new();
-    bench.started("");
-    assert_eq!(bench.state.next_deadline(), Some(bench.now + super::CHECK_PATIENCE));
-    let asked = |bench: &mut Bench| {
-        bench.wait(super::CHECK_PATIENCE);
-        let asked: Vec<_> = bench
-            .effects
-            .drain(..)
-            .filter_map(|effect| match effect {
-                Effect::Check { worker, .. } => Some(worker),
-                _ => None,
-            })
-            .collect();
-        asked
-    };
-    assert_eq!(asked(&mut bench), [id("w0"), id("w1")]);
-    // One that has not answered is not asked again.
-    bench.act(Action::Checked { worker: id("w0"), gone: false });
-    assert_eq!(asked(&mut bench), [id("w0")]);
-    bench.act(Action::Checked { worker: id("w1"), gone: true });
-    assert_eq!(bench.error().0, ErrorClass::StageUnavailable);
-}
-
-#[test]
-fn after_a_broken_connection_answers_get_a_short_grace() {
-    let mut bench = Bench::new();
-    let prefill = bench.started("");
-    bench.act(Action::Disconnected);
-    bench.act(Action::Reconnected);
-    // An answer that was not lost lets the session go on.
-    bench.answer(&prefill, 100);
-    let step = bench.step();
-    bench.wait(super::RECONNECT_GRACE);
-    assert!(!bench.state.is_idle());
-    bench.act(Action::Reconnected);
-    bench.wait(super::RECONNECT_GRACE);
-    assert_eq!(bench.error().0, ErrorClass::StageUnavailable);
-    bench.answer(&step, 1);
-    assert_eq!(bench.events(), []);
-}
-
-#[test]
-fn answers_out_of_order_wrong_rows_and_wrong_tokens_are_faults() {
-    let step = |number: u32| move |head: &mut Head| head.steps[0].step = StepNumber::new(number);
-    type Spoil = Box<dyn Fn(&mut Head)>;
-    let cases: [(Spoil, ErrorClass); 3] = [
-        (Box::new(step(3)), ErrorClass::StageUnavailable),
-        (Box::new(|head| head.steps[0].rows[0].pos = 7), ErrorClass::Internal),
-        (Box::new(|head| head.steps[0].rows[0].token = 9999), ErrorClass::Internal),
-    ];
-    for (spoil, expected) in cases {
-        let mut bench = Bench::new();
-        let prefill = bench.started("");
-        let mut head = head(&prefill, 1);
-        spoil(&mut head);
-        bench.act(Action::Head(head));
-        assert_eq!(bench.error().0, expected);
-    }
 }
 
 #[test]

@@ -1,0 +1,221 @@
+//! The steps of a running session: which rows are still to be sent, and which are under way.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use stagebus_schemas::ids::{Epoch, SessionId, StepNumber, WorkerId};
+use stagebus_schemas::messages::forward::{Phase, Step};
+use stagebus_schemas::messages::head::{HeadRow, HeadStep};
+
+use crate::action::Effect;
+
+/// A session whose steps run.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) epoch: Epoch,
+    /// Worker of every stage.
+    pub(crate) route: Vec<WorkerId>,
+    /// Rows that fill the caches and are not sent yet.
+    fill: VecDeque<Chunk>,
+    /// Position of the next row to fill with.
+    next_pos: usize,
+    next_step: StepNumber,
+    /// Steps without an answer, oldest first.
+    in_flight: VecDeque<InFlight>,
+    /// The draft that the next step waits for.
+    drafting: Option<DraftWait>,
+    /// When a step was last answered, or sent while none was under way.
+    last_progress: Instant,
+    /// When the workers were last asked whether they live.
+    last_check: Instant,
+    /// When the steps under way count as lost because the connection to the broker broke.
+    lost_at: Option<Instant>,
+}
+
+/// Rows of one step that fills the caches: of the prompt or, in a replay, of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) phase: Phase,
+    pub(crate) n_rows: usize,
+}
+
+/// A draft that was ordered and has not come.
+#[derive(Debug, Clone, Copy)]
+struct DraftWait {
+    ticket: u64,
+    deadline: Instant,
+}
+
+/// A step that was sent and not answered.
+#[derive(Debug, Clone)]
+struct InFlight {
+    step: StepNumber,
+    phase: Phase,
+    /// Positions whose next token the step chooses.
+    wanted: Vec<u32>,
+    /// Tokens that it verifies.
+    drafted: Vec<u32>,
+    sent: Instant,
+}
+
+/// Rows of the next step.
+#[derive(Debug)]
+pub(super) struct Rows {
+    pub(super) phase: Phase,
+    pub(super) start_pos: u32,
+    pub(super) tokens: Vec<u32>,
+    pub(super) wanted: Vec<u32>,
+    /// The last of `tokens`, as far as they are drafted.
+    pub(super) drafted: Vec<u32>,
+}
+
+/// What an answer to a step meant.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Answer {
+    /// Not for a step that is under way: a repeat or a latecomer.
+    Late,
+    /// The step is done; these are its wanted rows with the tokens that follow them, and the
+    /// tokens that it verified.
+    Done { phase: Phase, rows: Vec<HeadRow>, drafted: Vec<u32>, round_trip: Duration },
+    /// An earlier step has no answer: a message was lost.
+    Gap { expected: StepNumber },
+    /// The rows are not those that the step asked for.
+    WrongRows,
+}
+
+impl Running {
+    /// Makes a session that fills the caches from `start_pos` on.
+    pub(crate) fn new(
+        epoch: Epoch,
+        route: Vec<WorkerId>,
+        start_pos: usize,
+        fill: VecDeque<Chunk>,
+        now: Instant,
+    ) -> Self {
+        Self {
+            epoch,
+            route,
+            fill,
+            next_pos: start_pos,
+            next_step: StepNumber::FIRST,
+            in_flight: VecDeque::new(),
+            drafting: None,
+            last_progress: now,
+            last_check: now,
+            lost_at: None,
+        }
+    }
+
+    /// The next chunk and its first position, if fewer than `window` steps are under way.
+    pub(super) fn take_chunk(&mut self, window: usize) -> Option<(Chunk, usize)> {
+        if self.in_flight.len() >= window {
+            return None;
+        }
+        let chunk = self.fill.pop_front()?;
+        let start_pos = self.next_pos;
+        self.next_pos += chunk.n_rows;
+        Some((chunk, start_pos))
+    }
+
+    /// Whether all rows that fill the caches are sent.
+    pub(super) fn is_filled(&self) -> bool {
+        self.fill.is_empty()
+    }
+
+    /// Whether nothing is under way: the next step must be sent.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.fill.is_empty() && self.in_flight.is_empty() && self.drafting.is_none()
+    }
+
+    /// Whether the caches are filled and tokens are generated.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.fill.is_empty() && self.in_flight.iter().all(|step| step.phase == Phase::Decode)
+    }
+
+    /// Waits for a draft.
+    pub(crate) fn wait_for_draft(&mut self, ticket: u64, deadline: Instant) {
+        self.drafting = Some(DraftWait { ticket, deadline });
+    }
+
+    /// When the draft that the session waits for comes too late.
+    pub(crate) fn draft_deadline(&self) -> Option<Instant> {
+        self.drafting.map(|wait| wait.deadline)
+    }
+
+    /// Ends the wait for a draft, if it is this one or any; returns whether there was one.
+    pub(crate) fn end_draft_wait(&mut self, ticket: Option<u64>) -> bool {
+        let ends = |wait: &DraftWait| ticket.is_none_or(|ticket| ticket == wait.ticket);
+        self.drafting.take_if(|wait| ends(wait)).is_some()
+    }
+
+    /// Notes that answers may be lost: those that are not here by `deadline` are.
+    pub(crate) fn expect_loss(&mut self, deadline: Instant) {
+        self.lost_at = Some(deadline);
+    }
+
+    /// When the oldest step under way counts as lost, if it may take `timeout`.
+    pub(crate) fn deadline(&self, timeout: Duration) -> Option<Instant> {
+        let slow = self.last_progress + timeout;
+        let deadline = self.lost_at.map_or(slow, |lost| lost.min(slow));
+        (!self.in_flight.is_empty()).then_some(deadline)
+    }
+
+    /// When the workers are to be asked whether they live, if a step may take `patience` without
+    /// raising the question.
+    pub(crate) fn next_check(&self, patience: Duration) -> Option<Instant> {
+        let quiet_since = self.last_progress.max(self.last_check);
+        (!self.in_flight.is_empty()).then(|| quiet_since + patience)
+    }
+
+    /// Notes that the workers were asked.
+    pub(crate) fn checked(&mut self, now: Instant) {
+        self.last_check = now;
+    }
+
+    /// Whether a step is under way.
+    pub(crate) fn is_under_way(&self, step: StepNumber) -> bool {
+        self.in_flight.iter().any(|in_flight| in_flight.step == step)
+    }
+
+    pub(super) fn send(&mut self, session: SessionId, rows: Rows, now: Instant) -> Effect {
+        let Rows { phase, start_pos, tokens, wanted, drafted } = rows;
+        let step = self.next_step;
+        self.next_step = step.next();
+        if self.in_flight.is_empty() {
+            self.last_progress = now;
+        }
+        self.in_flight.push_back(InFlight {
+            step,
+            phase,
+            wanted: wanted.iter().map(|row| start_pos + row).collect(),
+            drafted,
+            sent: now,
+        });
+        let epoch = self.epoch;
+        let step_rows =
+            Step { session, epoch, step, start_pos, phase, tokens, wanted, trace: Vec::new() };
+        Effect::Step { worker: self.route[0].clone(), step: step_rows }
+    }
+
+    pub(super) fn answer(&mut self, head: &HeadStep, now: Instant) -> Answer {
+        let Some(oldest) = self.in_flight.front() else { return Answer::Late };
+        if head.step < oldest.step {
+            return Answer::Late;
+        }
+        if head.step > oldest.step {
+            return Answer::Gap { expected: oldest.step };
+        }
+        if !head.rows.iter().map(|row| row.pos).eq(oldest.wanted.iter().copied()) {
+            return Answer::WrongRows;
+        }
+        let Some(oldest) = self.in_flight.pop_front() else { return Answer::Late };
+        self.last_progress = now;
+        self.lost_at = None;
+        Answer::Done {
+            phase: oldest.phase,
+            rows: head.rows.clone(),
+            drafted: oldest.drafted,
+            round_trip: now.saturating_duration_since(oldest.sent),
+        }
+    }
+}
