@@ -3,11 +3,14 @@
 //! A worker lives while its announcements come; three missed ones, a broker answer that nobody
 //! hears it, or its own goodbye end that. Only workers of the same shard set count.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
 use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerState};
+
+use crate::prefixes::Matches;
 
 /// Missed announcements after which a worker counts as dead.
 const MISSED_ANNOUNCEMENTS: u32 = 3;
@@ -17,6 +20,10 @@ const INTERVAL_LIMITS_MS: (u32, u32) = (20, 60_000);
 
 /// How long a worker gets no new sessions after it left a request unanswered, in its intervals.
 const SUSPECT_INTERVALS: u32 = 3;
+
+/// Sessions that a worker may have more than the least busy one and still get a prompt whose
+/// beginning it has cached: skipping a prefill is worth a short queue.
+const PREFIX_SLACK: u32 = 2;
 
 /// Workers of other shard sets that are remembered, so that each is warned about once; beyond
 /// that the memory starts anew.
@@ -142,26 +149,37 @@ impl FleetView {
         self.workers.values().map(Member::expires).min()
     }
 
-    /// Chooses the worker of a stage for a new session: fewest sessions, then the shortest queue,
-    /// then by name so that the choice is reproducible. Workers in `avoid` are left out.
+    /// Chooses the worker of a stage for a new session. Among the workers that are not much busier
+    /// than the least busy one, the longest cached beginning counts first; then fewest sessions,
+    /// then the shortest queue, then the name, so that the choice is reproducible. Workers in
+    /// `avoid` are left out.
     pub(crate) fn pick(
         &self,
         stage: StageIndex,
         avoid: &HashSet<WorkerId>,
+        matches: &Matches,
         now: Instant,
     ) -> Option<WorkerId> {
-        self.workers
-            .iter()
-            .filter(|(id, member)| {
+        let candidates = || {
+            self.workers.iter().filter(|(id, member)| {
                 member.stage == stage && member.takes_sessions(now) && !avoid.contains(*id)
             })
-            .min_by_key(|(id, member)| (member.n_sessions(), member.load.queue_depth, *id))
+        };
+        let fewest = candidates().map(|(_, member)| member.n_sessions()).min()?;
+        let most = fewest + (fewest / 2).max(PREFIX_SLACK);
+        candidates()
+            .filter(|(_, member)| member.n_sessions() <= most)
+            .min_by_key(|(id, member)| {
+                let cached = Reverse(matches.of(id));
+                (cached, member.n_sessions(), member.load.queue_depth, *id)
+            })
             .map(|(id, _)| id.clone())
     }
 
     /// Whether every stage has a worker that takes sessions.
     pub(crate) fn is_complete(&self, now: Instant) -> bool {
-        self.stages().all(|stage| self.pick(stage, &HashSet::new(), now).is_some())
+        self.stages()
+            .all(|stage| self.pick(stage, &HashSet::new(), &Matches::default(), now).is_some())
     }
 
     /// Stages of the shard set, in order.
@@ -213,6 +231,7 @@ mod tests {
     use stagebus_schemas::version::MessageVersion;
 
     use super::*;
+    use crate::prefixes::PrefixIndex;
 
     fn view() -> FleetView {
         FleetView::new(ShardSetIdentity {
@@ -256,7 +275,7 @@ mod tests {
     }
 
     fn pick(view: &FleetView, now: Instant) -> Option<WorkerId> {
-        view.pick(StageIndex::FIRST, &HashSet::new(), now)
+        view.pick(StageIndex::FIRST, &HashSet::new(), &Matches::default(), now)
     }
 
     #[test]
@@ -274,7 +293,7 @@ mod tests {
         view.session_closed(&id("b"));
         assert_eq!(pick(&view, now), Some(id("b")));
         let avoid = HashSet::from([id("b")]);
-        assert_eq!(view.pick(StageIndex::FIRST, &avoid, now), Some(id("a")));
+        assert_eq!(view.pick(StageIndex::FIRST, &avoid, &Matches::default(), now), Some(id("a")));
         assert!(!view.is_complete(now));
         view.observe(&announcement("c", 1, 0), now);
         assert!(view.is_complete(now));
@@ -288,6 +307,22 @@ mod tests {
         view.observe(&busy, now);
         view.observe(&announcement("b", 0, 1), now);
         assert_eq!(pick(&view, now), Some(id("b")));
+    }
+
+    #[test]
+    fn a_cached_beginning_draws_a_session_unless_its_worker_is_busy() {
+        let (mut view, now) = (view(), Instant::now());
+        let prompt = [7; 64];
+        let mut prefixes = PrefixIndex::default();
+        prefixes.note(&prompt, &[id("b")]);
+        let pick = |view: &FleetView| {
+            view.pick(StageIndex::FIRST, &HashSet::new(), &prefixes.matches(&prompt), now)
+        };
+        view.observe(&announcement("a", 0, 0), now);
+        view.observe(&announcement("b", 0, PREFIX_SLACK), now);
+        assert_eq!(pick(&view), Some(id("b")));
+        view.observe(&announcement("b", 0, PREFIX_SLACK + 1), now);
+        assert_eq!(pick(&view), Some(id("a")));
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod fleet_view;
 mod inputs;
 mod logprobs;
 mod prefill;
+mod prefixes;
 mod process;
 mod session;
 #[cfg(test)]

@@ -34,6 +34,7 @@ use crate::action::{Action, Effect};
 use crate::config::CoordinatorSettings;
 use crate::fault::Fault;
 use crate::fleet_view::{FleetView, Observed, ShardSetIdentity};
+use crate::prefixes::PrefixIndex;
 use crate::session::{Session, SessionState};
 use crate::timings::{Smoothed, step_timeout};
 
@@ -94,6 +95,8 @@ pub(crate) struct State {
     /// Most rows of a prompt chunk.
     max_chunk_rows: usize,
     fleet: FleetView,
+    /// Where prompts have run lately.
+    prefixes: PrefixIndex,
     sessions: HashMap<SessionId, Session>,
     /// Sessions that wait for a place, oldest first.
     queue: VecDeque<SessionId>,
@@ -140,6 +143,7 @@ impl State {
             max_chunk_rows,
             fleet: FleetView::new(model.identity.clone()),
             model,
+            prefixes: PrefixIndex::default(),
             sessions: HashMap::new(),
             queue: VecDeque::new(),
             unsettled: Vec::new(),
@@ -281,6 +285,7 @@ impl State {
     /// Ends the sessions of a worker that is dead or left.
     fn on_worker_gone(&mut self, worker: &WorkerId, now: Instant) {
         self.fleet.remove(worker);
+        self.prefixes.remove(worker);
         let held: Vec<_> = self
             .sessions
             .values()

@@ -76,8 +76,9 @@ impl State {
             if recovers { self.settings.recovery_wait() } else { self.settings.route_wait() };
         let deadline = *session.placement.deadline.get_or_insert(now + wait);
         let mut route = Vec::with_capacity(usize::from(self.model.identity.n_stages));
+        let matches = self.prefixes.matches(&session.prompt);
         for stage in self.fleet.stages() {
-            if let Some(worker) = self.fleet.pick(stage, &session.placement.avoid, now) {
+            if let Some(worker) = self.fleet.pick(stage, &session.placement.avoid, &matches, now) {
                 route.push(worker);
                 continue;
             }
@@ -181,6 +182,7 @@ impl State {
     fn start(&mut self, id: SessionId, opened: Opening, cached_len: usize, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let start_pos = usable_prefix(cached_len, session.prompt.len());
+        self.prefixes.note(&session.prompt, &opened.route);
         let fill = session.plan_fill(start_pos, self.max_chunk_rows);
         debug!(session_id = %id, n_tokens = session.prompt.len(), kv_len = start_pos, "session opened");
         session.placement = Placement { epoch: session.placement.epoch, ..Placement::default() };
