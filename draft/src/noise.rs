@@ -34,16 +34,26 @@ pub fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
 }
 
 /// Standard Gumbel noise for one token at one position.
-///
-/// The word `w` stands for the uniform number `(w + 1/2) / 2^32`, which is never 0 or 1, so the
-/// noise lies in `-3.13..=MAX_GUMBEL`.
 #[must_use]
 pub fn gumbel(seed: u64, position: u32, token: u32) -> f32 {
-    let words = philox(seed, [token / 4, position, 0, 0]);
-    to_gumbel(words[(token % 4) as usize])
+    gumbel_of(word(seed, position, token))
 }
 
-fn to_gumbel(word: u32) -> f32 {
+/// The random word behind the noise of a token at a position.
+pub(crate) fn word(seed: u64, position: u32, token: u32) -> u32 {
+    words(seed, position, token / 4)[(token % 4) as usize]
+}
+
+/// The words of four tokens, from `4 * counter` on.
+pub(crate) fn words(seed: u64, position: u32, counter: u32) -> [u32; 4] {
+    philox(seed, [counter, position, 0, 0])
+}
+
+/// Standard Gumbel noise of a word.
+///
+/// The word `w` stands for the uniform number `(w + 1/2) / 2^32`, which is never 0 or 1, so the
+/// noise lies in `-3.13..=MAX_GUMBEL`. It grows with the word.
+pub(crate) fn gumbel_of(word: u32) -> f32 {
     let uniform = (f64::from(word) + 0.5) / 4_294_967_296.0;
     // `ln_1p` keeps the digits of a uniform number close to 1, where the large noise comes from.
     let exponential = -(uniform - 1.0).ln_1p();
@@ -74,11 +84,23 @@ mod tests {
     }
 
     #[test]
+    fn noise_grows_with_its_word_and_stays_below_the_bound_by_leading_ones() {
+        let mut last = f32::NEG_INFINITY;
+        for word in (0..=u32::MAX).step_by(65_521).chain([u32::MAX - 1, u32::MAX]) {
+            let noise = gumbel_of(word);
+            assert!(noise >= last);
+            last = noise;
+            let bound = (word.leading_ones() + 1) as f32 * std::f32::consts::LN_2;
+            assert!(noise <= bound + 1e-4, "noise {noise} of {word:#x} is above {bound}");
+        }
+    }
+
+    #[test]
     fn noise_is_bounded_at_both_ends() {
-        assert!(to_gumbel(u32::MAX) <= MAX_GUMBEL);
-        assert!(to_gumbel(u32::MAX) > MAX_GUMBEL - 0.01);
-        assert!(to_gumbel(0) >= -3.2);
-        assert!(to_gumbel(0).is_finite());
+        assert!(gumbel_of(u32::MAX) <= MAX_GUMBEL);
+        assert!(gumbel_of(u32::MAX) > MAX_GUMBEL - 0.01);
+        assert!(gumbel_of(0) >= -3.2);
+        assert!(gumbel_of(0).is_finite());
     }
 
     #[test]

@@ -5,13 +5,19 @@
 //! softmax). Temperature 0 is the largest logit, without noise. The choice depends on the row, the
 //! parameters, the tokens before it and `(seed, position)`, on nothing else.
 
-use std::collections::HashMap;
+use std::cmp::Ordering;
 
-use stagebus_engine::argmax::greedy;
 use stagebus_schemas::messages::sampling::FORBIDDEN;
 pub use stagebus_schemas::messages::sampling::{Sampling as SamplingParams, TokenLogprob};
 
-use crate::noise::{MAX_GUMBEL, gumbel};
+mod history;
+mod race;
+mod row;
+
+pub use history::History;
+
+use race::Race;
+use row::{by_rank, exp_of, exp_sum, gather, largest, most_likely};
 
 /// What was chosen for a row.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,68 +43,9 @@ pub enum SamplingError {
     },
 }
 
-/// Counts of the tokens before a row, kept up to date by appending and truncating.
-#[derive(Debug, Clone, Default)]
-pub struct History {
-    tokens: Vec<u32>,
-    prompt_len: usize,
-    counts: HashMap<u32, Counts>,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Counts {
-    prompt: u32,
-    output: u32,
-}
-
-impl History {
-    /// Makes an empty history whose first `prompt_len` tokens count as prompt.
-    #[must_use]
-    pub fn new(prompt_len: usize) -> Self {
-        Self { prompt_len, ..Self::default() }
-    }
-
-    /// Number of tokens.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Tells whether there is no token.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
-    }
-
-    /// Appends a token.
-    pub fn push(&mut self, token: u32) {
-        let counts = self.counts.entry(token).or_default();
-        if self.tokens.len() < self.prompt_len {
-            counts.prompt += 1;
-        } else {
-            counts.output += 1;
-        }
-        self.tokens.push(token);
-    }
-
-    /// Forgets the tokens from `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        while self.tokens.len() > len {
-            let Some(token) = self.tokens.pop() else { return };
-            let is_prompt = self.tokens.len() < self.prompt_len;
-            if let Some(counts) = self.counts.get_mut(&token) {
-                if is_prompt {
-                    counts.prompt -= 1;
-                } else {
-                    counts.output -= 1;
-                }
-                if counts.prompt == 0 && counts.output == 0 {
-                    self.counts.remove(&token);
-                }
-            }
-        }
-    }
-}
+/// How far below the largest logit candidates are looked for, in multiples of the temperature, step
+/// by step until enough are found: a step costs less than sorting the tokens of a deeper one.
+const DEPTHS: [f32; 7] = [4.0, 8.0, 12.0, 16.0, 24.0, 40.0, f32::INFINITY];
 
 /// Chooses tokens; keeps its buffers between rows.
 #[derive(Debug, Default)]
@@ -121,75 +68,109 @@ impl Sampler {
         params: &SamplingParams,
         history: &History,
     ) -> Result<Choice, SamplingError> {
+        let Self { logits, candidates } = self;
         let plain = params.logit_bias.is_empty() && !params.needs_history();
-        let token = if plain && params.is_greedy() {
-            largest(row)
+        let adjusted = if plain {
+            row
         } else {
-            self.logits.clear();
-            self.logits.extend_from_slice(row);
-            adjust(&mut self.logits, params, history);
-            if params.is_greedy() { largest(&self.logits) } else { self.draw(position, params) }
+            logits.clear();
+            logits.extend_from_slice(row);
+            adjust(logits, params, history);
+            &logits[..]
         };
-        let token = token.ok_or(SamplingError::NothingLeft { position, n_logits: row.len() })?;
-        Ok(report(row, token, params))
+        let best = largest(adjusted)
+            .ok_or(SamplingError::NothingLeft { position, n_logits: row.len() })?;
+        let token = if params.is_greedy() {
+            best
+        } else {
+            let scaled = Scaled {
+                logits: adjusted,
+                max: adjusted[best as usize],
+                scale: params.temperature.recip(),
+            };
+            let mut race = Race::new(params.seed, position, best);
+            if scaled.select(params, candidates) {
+                race.run(&scaled, candidates);
+            } else {
+                race.run_all(&scaled);
+            }
+            race.winner()
+        };
+        Ok(report(row, token, params, candidates))
+    }
+}
+
+/// A row with what turns its logits into exponents: `(logit - max) * scale`, at most 0.
+#[derive(Debug, Clone, Copy)]
+struct Scaled<'a> {
+    logits: &'a [f32],
+    max: f32,
+    scale: f32,
+}
+
+impl Scaled<'_> {
+    fn exponent(&self, token: u32) -> f32 {
+        (self.logits[token as usize] - self.max) * self.scale
     }
 
-    /// Draws from what the parameters leave; `self.logits` holds the adjusted row.
-    fn draw(&mut self, position: u32, params: &SamplingParams) -> Option<u32> {
-        let best = largest(&self.logits)?;
-        let max = self.logits[best as usize];
-        let scale = params.temperature.recip();
-        self.select(max, scale, params);
-        // Noise never exceeds MAX_GUMBEL, so most tokens lose without drawing theirs.
-        let mut winner = best;
-        let mut score = gumbel(params.seed, position, best);
-        for &token in &self.candidates {
-            let base = (self.logits[token as usize] - max) * scale;
-            if token == best || base + MAX_GUMBEL < score {
-                continue;
-            }
-            let noisy = base + gumbel(params.seed, position, token);
-            if noisy > score || (noisy == score && token < winner) {
-                (winner, score) = (token, noisy);
-            }
-        }
-        Some(winner)
+    /// Share of a token, relative to the most likely one.
+    fn weight(&self, token: u32) -> f64 {
+        exp_of(self.exponent(token)).into()
     }
 
-    /// Fills `self.candidates` with the tokens that top-k, top-p and min-p keep.
-    fn select(&mut self, max: f32, scale: f32, params: &SamplingParams) {
-        let logits = &self.logits;
-        let by_rank = |a: &u32, b: &u32| {
-            logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b))
-        };
-        let possible = |token: &u32| logits[*token as usize] > f32::NEG_INFINITY;
-        self.candidates.clear();
-        self.candidates.extend((0..logits.len() as u32).filter(possible));
+    /// Collects the tokens that top-k, top-p and min-p keep; returns false if that is all of them.
+    fn select(&self, params: &SamplingParams, kept: &mut Vec<u32>) -> bool {
         let top_k = params.top_k as usize;
-        if top_k > 0 && top_k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(top_k - 1, by_rank);
-            self.candidates.truncate(top_k);
+        let cuts_k = top_k > 0 && top_k < self.logits.len();
+        let cuts_p = params.top_p < 1.0;
+        let cuts_min = params.min_p > 0.0;
+        kept.clear();
+        if cuts_k {
+            most_likely(self.logits, top_k, kept);
         }
-        let weight = |token: u32| f64::from((logits[token as usize] - max) * scale).exp();
-        if params.top_p < 1.0 {
-            let total: f64 = self.candidates.iter().map(|token| weight(*token)).sum();
-            keep_nucleus(&mut self.candidates, total * f64::from(params.top_p), weight, by_rank);
+        if cuts_p {
+            let sum = |kept: &[u32]| kept.iter().map(|token| self.weight(*token)).sum::<f64>();
+            let share = f64::from(params.top_p);
+            let target = if cuts_k {
+                sum(kept) * share
+            } else {
+                exp_sum(self.logits, self.max, self.scale) * share
+            };
+            for depth in DEPTHS {
+                if cuts_k || sum(kept) >= target {
+                    break;
+                }
+                self.gather(kept, depth);
+            }
+            keep_nucleus(kept, target, |token| self.weight(token), by_rank(self.logits));
         }
-        if params.min_p > 0.0 {
-            let floor = f64::from(params.min_p);
-            self.candidates.retain(|token| weight(*token) >= floor);
+        if cuts_min {
+            let lowest = f64::from(params.min_p).ln();
+            if !cuts_k && !cuts_p {
+                // The rounding of either side does not reach a hundredth.
+                self.gather(kept, 0.01 - lowest as f32);
+            }
+            kept.retain(|token| f64::from(self.exponent(*token)) >= lowest);
         }
+        cuts_k || cuts_p || cuts_min
+    }
+
+    /// Collects the tokens that lie at most `depth` below the most likely one.
+    fn gather(&self, kept: &mut Vec<u32>, depth: f32) {
+        // The lowest number leaves out minus infinity and what is no number.
+        let lowest = (self.max - depth / self.scale).max(f32::MIN);
+        gather(self.logits, lowest, kept);
     }
 }
 
 /// Keeps the most likely candidates until their weight reaches `target`, at least one.
 ///
-/// Sorts a prefix that doubles until it is enough: most rows need a few dozen tokens of 50,000.
+/// Sorts a prefix that doubles until it is enough: most rows need a few dozen tokens.
 fn keep_nucleus(
     candidates: &mut Vec<u32>,
     target: f64,
     weight: impl Fn(u32) -> f64,
-    by_rank: impl Fn(&u32, &u32) -> std::cmp::Ordering,
+    by_rank: impl Fn(&u32, &u32) -> Ordering,
 ) {
     let mut sorted = 0;
     let mut sum = 0.0;
@@ -212,7 +193,7 @@ fn keep_nucleus(
     }
 }
 
-/// Applies bias and penalties; what is not a number becomes impossible.
+/// Applies bias and penalties.
 fn adjust(logits: &mut [f32], params: &SamplingParams, history: &History) {
     for (token, bias) in &params.logit_bias {
         if let Some(logit) = logits.get_mut(*token as usize) {
@@ -220,52 +201,22 @@ fn adjust(logits: &mut [f32], params: &SamplingParams, history: &History) {
         }
     }
     if params.needs_history() {
-        for (token, counts) in &history.counts {
-            let Some(logit) = logits.get_mut(*token as usize) else { continue };
-            if *logit > 0.0 {
-                *logit /= params.repetition_penalty;
-            } else {
-                *logit *= params.repetition_penalty;
-            }
-            if counts.output > 0 {
-                *logit -= params.presence_penalty;
-                *logit -= params.frequency_penalty * counts.output as f32;
-            }
-        }
-    }
-    for logit in logits {
-        if logit.is_nan() {
-            *logit = f32::NEG_INFINITY;
-        }
+        history.penalise(logits, params);
     }
 }
 
-/// First index of the largest logit; `None` if no logit is above minus infinity.
-fn largest(logits: &[f32]) -> Option<u32> {
-    greedy(logits).ok().filter(|token| logits[*token as usize] > f32::NEG_INFINITY)
-}
-
-fn report(row: &[f32], token: u32, params: &SamplingParams) -> Choice {
-    let Some(n_top) = params.top_logprobs else {
-        return Choice { token, logprob: None, top: Vec::new() };
-    };
-    let max = row.iter().copied().filter(|l| !l.is_nan()).fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 =
-        row.iter().filter(|l| !l.is_nan()).map(|logit| f64::from(logit - max).exp()).sum();
-    let log_sum = f64::from(max) + sum.ln();
-    let logprob = |token: u32| (f64::from(row[token as usize]) - log_sum) as f32;
-    let mut order: Vec<u32> =
-        (0..row.len() as u32).filter(|token| !row[*token as usize].is_nan()).collect();
-    let n_top = (n_top as usize).min(order.len());
-    let by_rank =
-        |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then_with(|| a.cmp(b));
-    if n_top > 0 && n_top < order.len() {
-        order.select_nth_unstable_by(n_top - 1, by_rank);
-    }
-    order.truncate(n_top);
-    order.sort_unstable_by(by_rank);
-    let top = order.into_iter().map(|token| TokenLogprob { token, logprob: logprob(token) });
-    Choice { token, logprob: Some(logprob(token)), top: top.collect() }
+/// Adds the log-probabilities that were asked for; `row` is the model's own.
+fn report(row: &[f32], token: u32, params: &SamplingParams, found: &mut Vec<u32>) -> Choice {
+    let plain = Choice { token, logprob: None, top: Vec::new() };
+    let (Some(n_top), Some(best)) = (params.top_logprobs, largest(row)) else { return plain };
+    let scaled = Scaled { logits: row, max: row[best as usize], scale: 1.0 };
+    let log_sum = exp_sum(row, scaled.max, scaled.scale).ln();
+    // A row with an infinite logit gives no number here; the wire wants one.
+    let logprob = |token| ((f64::from(scaled.exponent(token)) - log_sum) as f32).max(f32::MIN);
+    most_likely(row, n_top as usize, found);
+    found.sort_unstable_by(by_rank(row));
+    let top = found.iter().map(|token| TokenLogprob { token: *token, logprob: logprob(*token) });
+    Choice { logprob: Some(logprob(token)), top: top.collect(), ..plain }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::noise::gumbel;
 
 /// A fixed row with a wide spread, two ties and one impossible token.
 fn row() -> Vec<f32> {
@@ -176,6 +177,34 @@ proptest! {
         };
         let best = (0..logits.len()).map(score).fold(f32::NEG_INFINITY, f32::max);
         prop_assert!((score(choice.token as usize) - best).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_winner_is_the_best_of_those_that_are_kept(
+        logits in prop::collection::vec(-30.0_f32..30.0, 1..300),
+        seed: u64,
+        position: u32,
+        temperature in 0.05_f32..3.0,
+        top_k in 0_u32..40,
+        min_p in prop::sample::select(vec![0.0_f32, 0.01, 0.3]),
+    ) {
+        let params = SamplingParams { top_k, min_p, ..params(temperature, seed) };
+        let kept = expected(&logits, &params);
+        let choice = Sampler::default()
+            .choose(&logits, position, &params, &History::default())
+            .unwrap();
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let scale = temperature.recip();
+        let score = |token: usize| {
+            (logits[token] - max) * scale + gumbel(seed, position, token as u32)
+        };
+        if params.is_greedy() {
+            prop_assert_eq!(logits[choice.token as usize], max);
+        } else {
+            let possible = (0..logits.len()).filter(|token| kept[*token] > 0.0);
+            let best = possible.map(score).fold(f32::NEG_INFINITY, f32::max);
+            prop_assert!((score(choice.token as usize) - best).abs() < 1e-6);
+        }
     }
 
     #[test]
