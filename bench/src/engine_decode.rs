@@ -145,6 +145,7 @@ mod tests {
             n_kv_heads: 1,
             head_dim: 1,
             vocab_size: model.vocab_size,
+            n_head_rows: model.vocab_size,
             context_length: model.context_length,
         };
         let backend = Box::new(TestBackend::new(model, spec, TestOptions::default()));

@@ -311,6 +311,8 @@ mod tests {
             split: None,
             weights: WeightMode::Exact,
             model_name: None,
+            tokenizer_from: None,
+            head_tokens: None,
             force: false,
         };
         let manifest = shard(&request, &mut |_| {}).expect("a shard set");

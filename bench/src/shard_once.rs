@@ -59,6 +59,8 @@ fn shard(args: ShardOnceArgs) -> anyhow::Result<Sharding> {
         split: None,
         weights: args.weights,
         model_name: None,
+        tokenizer_from: None,
+        head_tokens: None,
         force: false,
     };
     let started = Instant::now();

@@ -16,11 +16,12 @@ use crate::weights;
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
   stagebus shard SmolLM2-135M-Instruct.Q4_1.gguf --stages 2 --out shards/smollm2
+  stagebus shard models/smollm2-135m-draft --stages 1 --tokenizer-from shards/smollm2 --out shards/draft
   stagebus shard llama-8b.gguf --stages 3 --split 12,12,8 --out shards/llama-8b --force
 
 The folder appears when everything in it is complete; after a failure there is none.")]
 pub struct ShardArgs {
-    /// The model: a GGUF file
+    /// The model: a GGUF file, or a folder with config.json and model.safetensors
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
 
@@ -43,6 +44,15 @@ pub struct ShardArgs {
     /// The model's name in every subject; made from the file name when absent
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+
+    /// The shard set whose tokenizer and chat template the model shares
+    #[arg(long, value_name = "SHARDS")]
+    pub tokenizer_from: Option<PathBuf>,
+
+    /// Cut the head to the N most frequent tokens (a folder with token_rank.u16): a quicker draft
+    /// model, which cannot be served
+    #[arg(long, value_name = "N")]
+    pub head_tokens: Option<usize>,
 
     /// Replace an existing shard set
     #[arg(long)]
@@ -85,6 +95,8 @@ pub async fn run(args: ShardArgs, quiet: bool, stop: CancellationToken) -> anyho
         split: args.split,
         weights: args.weights,
         model_name: args.name,
+        tokenizer_from: args.tokenizer_from,
+        head_tokens: args.head_tokens,
         force: args.force,
     };
     let manifest = shard_with_progress(request.clone(), quiet, &stop).await?;

@@ -158,6 +158,8 @@ async fn cached(
         split: cut.split.clone(),
         weights: cut.weights,
         model_name: None,
+        tokenizer_from: None,
+        head_tokens: None,
         force: true,
     };
     shard_with_progress(request, quiet, stop).await?;

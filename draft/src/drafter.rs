@@ -5,6 +5,7 @@
 
 mod head;
 mod hybrid;
+mod load;
 mod model;
 mod ngram;
 
@@ -12,6 +13,7 @@ use stagebus_engine::{OpenError, SessionKey, StepError};
 
 pub use head::{DraftHead, DraftHeadError};
 pub use hybrid::{HybridDrafter, MIN_MATCH};
+pub use load::DraftLoadError;
 pub use model::ModelDrafter;
 pub use ngram::NgramDrafter;
 

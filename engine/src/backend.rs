@@ -48,7 +48,8 @@ pub struct StepRows<'a> {
 pub enum StageOutput<'a> {
     /// Hidden states `[n_rows, hidden_dim]`, row-major.
     Hidden(&'a [f32]),
-    /// Logits of the wanted rows `[n_wanted, vocab_size]`, row-major.
+    /// Logits of the wanted rows `[n_wanted, n_head_rows]`, row-major: a number for each token,
+    /// or for those that a cut head has.
     Logits(&'a [f32]),
 }
 

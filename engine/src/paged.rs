@@ -221,7 +221,7 @@ impl PagedBackend {
     }
 
     fn row_width(&self) -> usize {
-        if self.spec.is_last() { self.spec.vocab_size } else { self.spec.hidden_dim }
+        if self.spec.is_last() { self.spec.n_head_rows } else { self.spec.hidden_dim }
     }
 
     /// Checks one step, moves its session's table and puts its rows into the batch.

@@ -17,8 +17,10 @@ pub struct StageSpec {
     pub n_kv_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
-    /// Number of token ids, and the width of a logits row.
+    /// Number of token ids.
     pub vocab_size: usize,
+    /// Width of a logits row: the vocabulary, unless the head is cut.
+    pub n_head_rows: usize,
     /// Longest sequence, in tokens.
     pub context_length: usize,
 }
@@ -49,6 +51,7 @@ impl StageSpec {
             n_kv_heads: dims.n_kv_heads,
             head_dim: dims.head_dim,
             vocab_size: dims.vocab_size,
+            n_head_rows: manifest.n_head_rows(),
             context_length: dims.context_length,
         })
     }

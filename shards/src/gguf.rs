@@ -9,19 +9,19 @@
 
 mod error;
 mod ggml_type;
-mod map;
 mod metadata;
 mod parse;
 mod split;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use error::{GgufError, GgufErrorKind};
 pub use ggml_type::GgmlType;
 pub use metadata::{FromMetadata, Metadata, Mismatch, Value, ValueType};
 
-use map::Map;
+use crate::map::Map;
 use metadata::Entries;
 
 /// One tensor of a GGUF file.
@@ -127,6 +127,18 @@ impl Gguf {
     /// If `tensor` comes from another, larger split model.
     pub fn release(&self, tensor: &TensorInfo) {
         self.parts[tensor.part].map.release(tensor.start, tensor.len);
+    }
+
+    /// A tensor's place: the map of its part, and where in it the bytes are.
+    pub(crate) fn place(&self, tensor: &TensorInfo) -> (&Map, Range<usize>) {
+        (&self.parts[tensor.part].map, tensor.start..tensor.start + tensor.len)
+    }
+
+    /// Tells the operating system that no page of the model will be needed soon.
+    pub(crate) fn release_all(&self) {
+        for part in &self.parts {
+            part.map.release(0, part.map.bytes().len());
+        }
     }
 
     /// The files that make up the model, in order.

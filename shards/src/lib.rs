@@ -14,6 +14,7 @@
 )]
 
 pub mod gguf;
+pub mod hugging_face;
 pub mod manifest;
 pub mod shard;
 pub mod shard_set;
@@ -22,8 +23,11 @@ pub mod text;
 
 mod ir;
 mod llama;
+mod map;
 mod output;
 mod quant;
+mod source;
+mod tensor;
 mod weights;
 
 pub use manifest::{Manifest, WeightMode};

@@ -14,6 +14,9 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 /// 1: the first version.
 pub const FORMAT_VERSION: u32 = 1;
 
+/// Bytes of an entry of [`Manifest::head_tokens`].
+pub const HEAD_TOKEN_BYTES: u64 = 4;
+
 /// The longest model name, in bytes: it is one token of every subject.
 pub const MAX_MODEL_NAME_BYTES: usize = 64;
 
@@ -141,6 +144,10 @@ pub struct Manifest {
     pub stages: Vec<StageEntry>,
     /// The files that turn text into tokens and back: tokenizer, special tokens, chat template.
     pub text_files: Vec<FileEntry>,
+    /// The token of each logits row, if the head has rows for some tokens only: u32 little-endian,
+    /// ascending. Such a model can draft but not generate. Older programs refuse the field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_tokens: Option<FileEntry>,
 }
 
 /// Why a manifest is not valid.
@@ -219,14 +226,22 @@ impl Manifest {
         self.stages.len()
     }
 
+    /// Numbers in a row of logits: the vocabulary, or the tokens that a cut head has.
+    #[must_use]
+    pub fn n_head_rows(&self) -> usize {
+        let cut = self.head_tokens.as_ref().map(|file| (file.bytes / HEAD_TOKEN_BYTES) as usize);
+        cut.unwrap_or(self.dims.vocab_size)
+    }
+
     /// The fingerprint that this content gives: SHA-256 over the compact JSON of format version,
-    /// architecture, weight mode, dimensions, token ids, stages and text files.
+    /// architecture, weight mode, dimensions, token ids, stages, text files and, if there is one,
+    /// the list of head tokens.
     ///
     /// The model's name and the source's file name do not count: a renamed model stays the same
     /// model.
     #[must_use]
     pub fn content_fingerprint(&self) -> String {
-        let content = serde_json::json!([
+        let mut content = serde_json::json!([
             self.format_version,
             self.architecture,
             self.weights,
@@ -239,6 +254,9 @@ impl Manifest {
                 .collect::<Vec<_>>(),
             self.text_files,
         ]);
+        if let (Some(file), Some(content)) = (&self.head_tokens, content.as_array_mut()) {
+            content.push(serde_json::json!(file));
+        }
         hex(&Sha256::digest(content.to_string().as_bytes()))
     }
 
@@ -256,7 +274,7 @@ impl Manifest {
         check_model_name(&self.model)?;
         self.validate_stages()?;
         let stage_files = self.stages.iter().flat_map(|s| [&s.xml, &s.bin]);
-        for file in stage_files.chain(&self.text_files) {
+        for file in stage_files.chain(&self.text_files).chain(&self.head_tokens) {
             check_file_name(&file.name)?;
         }
         let expected = self.content_fingerprint();
@@ -382,6 +400,7 @@ mod tests {
             eos_ids: vec![2],
             stages: vec![stage(0, 0, 1), stage(1, 1, 3)],
             text_files: vec![file("tokenizer.json")],
+            head_tokens: None,
         };
         manifest.fingerprint = manifest.content_fingerprint();
         manifest
@@ -436,6 +455,7 @@ mod tests {
         assert!(!same(|m| m.weights = WeightMode::Compact));
         assert!(!same(|m| m.dims.context_length += 1));
         assert!(!same(|m| m.eos_ids.push(3)));
+        assert!(!same(|m| m.head_tokens = Some(file("head_tokens.u32"))));
         let mut manifest = manifest();
         manifest.fingerprint = "00".repeat(32);
         assert!(matches!(manifest.validate(), Err(ManifestError::Fingerprint { .. })));

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::gguf::{GgmlType, Gguf, GgufError, TensorInfo};
+use crate::gguf::{GgmlType, GgufError};
+use crate::hugging_face::{self, HfError};
 use crate::ir::bin::BinWriter;
 use crate::llama::config::{ARCHITECTURE, LlamaConfig};
 use crate::llama::stage::{Model, build_stage};
@@ -16,14 +17,19 @@ use crate::manifest::{
     self, FORMAT_VERSION, FileEntry, MANIFEST_FILE, Manifest, ManifestError, StageEntry, WeightMode,
 };
 use crate::output::{OutputDir, io_error};
-use crate::shard_set::hash_file;
+use crate::shard_set::{ShardSet, ShardSetError, hash_file};
+use crate::source::Source;
 use crate::split::{self, SplitError};
-use crate::text::{self, TextError};
+use crate::text::{self, TextError, TextFiles};
+
+/// The file of [`Manifest::head_tokens`].
+const HEAD_TOKENS_FILE: &str = "head_tokens.u32";
 
 /// What to shard, and how.
 #[derive(Clone, Debug)]
 pub struct ShardRequest {
-    /// The model: a GGUF file.
+    /// The model: a GGUF file, or a folder in the format of Hugging Face. Nobody may change it
+    /// meanwhile.
     pub source: PathBuf,
     /// The folder to create. Its parent must exist.
     pub out_dir: PathBuf,
@@ -35,6 +41,13 @@ pub struct ShardRequest {
     pub weights: WeightMode,
     /// The model's name on the wire; `None` derives it from the source's file name.
     pub model_name: Option<String>,
+    /// The shard set whose tokenizer and chat template the model shares; `None` takes those of the
+    /// source.
+    pub tokenizer_from: Option<PathBuf>,
+    /// Cuts the head to this many of the most frequent tokens, which the source must rank
+    /// (`token_rank.u16` or `.u32` in a folder); `None` keeps it whole. See
+    /// [`Manifest::head_tokens`].
+    pub head_tokens: Option<usize>,
     /// Replace an existing shard set. Any other existing folder is never touched.
     pub force: bool,
 }
@@ -58,9 +71,29 @@ pub enum ShardError {
     /// The source cannot be read as GGUF: unreadable, truncated, a missing or wrong key.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// The source cannot be read as a Hugging Face folder.
+    #[error(transparent)]
+    HuggingFace(#[from] HfError),
     /// The tokenizer cannot be converted.
     #[error("the tokenizer cannot be converted")]
     Text(#[from] TextError),
+    /// The shard set that the tokenizer is taken from cannot be used.
+    #[error("the tokenizer cannot be taken from another shard set")]
+    TokenizerFrom(#[source] ShardSetError),
+    /// The tokenizer has more tokens than the model.
+    #[error("the tokenizer has {n_tokens} tokens, the model's vocabulary {vocab_size}")]
+    Vocabulary {
+        /// Tokens of the tokenizer.
+        n_tokens: usize,
+        /// Rows of the embedding table.
+        vocab_size: usize,
+    },
+    /// The head cannot be cut: the source does not rank its tokens.
+    #[error("{} has no token rank: only a folder can have one", path.display())]
+    NoTokenRank {
+        /// The source.
+        path: PathBuf,
+    },
     /// The file is of an architecture that has no graph here.
     #[error("architecture {found:?} is not supported, supported: {ARCHITECTURE}")]
     UnknownArchitecture {
@@ -154,19 +187,25 @@ pub fn shard(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Manifest, ShardError> {
     let name = model_name(request)?;
-    let gguf = Gguf::open(&request.source)?;
-    let config = LlamaConfig::read(&gguf)?;
-    let tensors = LlamaTensors::find(&gguf, &config)?;
+    let source = Source::open(&request.source)?;
+    let config = LlamaConfig::read(&source)?;
+    let mut tensors = LlamaTensors::find(&source, &config)?;
+    let head_tokens = head_tokens(request, &source, &config)?;
+    if let Some(tokens) = &head_tokens {
+        tensors.cut_head(tokens);
+    }
     let ranges = ranges(request, &config, &tensors)?;
     let output = OutputDir::create(&request.out_dir, request.force)?;
 
-    let text = text::write_text_files(&gguf, output.path())?;
+    let text = write_text(request, &source, &config, output.path())?;
     let text_files = text
         .files
         .iter()
         .map(|name| file_entry(output.path(), name))
         .collect::<Result<Vec<_>, _>>()?;
-    let model = Model { gguf: &gguf, config: &config, tensors: &tensors, weights: request.weights };
+    let head_tokens = write_head_tokens(head_tokens.as_deref(), output.path())?;
+    let model =
+        Model { source: &source, config: &config, tensors: &tensors, weights: request.weights };
     let bytes_total = tensors.bytes_of(&ranges);
     let mut bytes_done = 0;
     let costs = tensors.costs();
@@ -193,6 +232,7 @@ pub fn shard(
         eos_ids: text.eos_ids,
         stages,
         text_files,
+        head_tokens,
     };
     manifest.fingerprint = manifest.content_fingerprint();
     write_manifest(&manifest, output.path())?;
@@ -210,6 +250,60 @@ fn model_name(request: &ShardRequest) -> Result<String, ShardError> {
             let stem = request.source.file_stem().unwrap_or_default();
             Ok(manifest::model_name_from(&stem.to_string_lossy()))
         }
+    }
+}
+
+/// The tokens that a cut head keeps.
+fn head_tokens(
+    request: &ShardRequest,
+    source: &Source,
+    config: &LlamaConfig,
+) -> Result<Option<Vec<u32>>, ShardError> {
+    let Some(n) = request.head_tokens else { return Ok(None) };
+    match source {
+        Source::Gguf(_) => Err(ShardError::NoTokenRank { path: request.source.clone() }),
+        Source::HuggingFace(_) => {
+            let vocab_size = config.dims.vocab_size;
+            Ok(Some(hugging_face::most_frequent(&request.source, n, vocab_size)?))
+        }
+    }
+}
+
+fn write_head_tokens(tokens: Option<&[u32]>, dir: &Path) -> Result<Option<FileEntry>, ShardError> {
+    let Some(tokens) = tokens else { return Ok(None) };
+    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    write_durably(&dir.join(HEAD_TOKENS_FILE), &bytes)?;
+    file_entry(dir, HEAD_TOKENS_FILE).map(Some)
+}
+
+/// Writes the tokenizer and the chat template.
+fn write_text(
+    request: &ShardRequest,
+    source: &Source,
+    config: &LlamaConfig,
+    dir: &Path,
+) -> Result<TextFiles, ShardError> {
+    let text = match (&request.tokenizer_from, source) {
+        (Some(from), _) => {
+            let set = ShardSet::open(from).map_err(ShardError::TokenizerFrom)?;
+            set.verify_text().map_err(ShardError::TokenizerFrom)?;
+            let mut text = text::copy_text_files(&set.dir, dir)?;
+            text.bos_id = set.manifest.bos_id;
+            text.eos_ids.clone_from(&set.manifest.eos_ids);
+            text
+        }
+        (None, Source::Gguf(gguf)) => text::write_text_files(gguf, dir)?,
+        (None, Source::HuggingFace(model)) => {
+            let mut text = text::copy_text_files(&request.source, dir)?;
+            text.bos_id = model.config.tokens("bos_token_id")?.first().copied();
+            text.eos_ids = model.config.tokens("eos_token_id")?;
+            text
+        }
+    };
+    let vocab_size = config.dims.vocab_size;
+    match text.n_tokens {
+        n_tokens if n_tokens > vocab_size => Err(ShardError::Vocabulary { n_tokens, vocab_size }),
+        _ => Ok(text),
     }
 }
 
@@ -271,23 +365,18 @@ fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), ShardError> {
     write().map_err(|source| io_error(path, source))
 }
 
-impl<'a> LlamaTensors<'a> {
+impl LlamaTensors<'_> {
     /// What the layers and the head cost per token, for the split.
     fn costs(&self) -> split::Costs {
-        let layers: Vec<u64> = self.layers.iter().map(|layer| bytes(layer.all())).collect();
-        split::Costs::new(&layers, self.head.weight.n_bytes() as u64)
+        let layers: Vec<u64> = self.layers.iter().map(|layer| layer.n_bytes()).collect();
+        split::Costs::new(&layers, self.head.n_bytes() as u64)
     }
 
     /// Source bytes that all stages convert together.
     fn bytes_of(&self, ranges: &[Range<usize>]) -> u64 {
-        let layers: u64 = self.layers.iter().map(|layer| bytes(layer.all())).sum();
-        let tied = std::ptr::eq(self.head.weight, self.embedding);
-        let once = bytes([self.embedding, self.output_norm]);
-        let head = if tied && ranges.len() == 1 { 0 } else { self.head.weight.n_bytes() as u64 };
-        layers + once + head
+        let layers: u64 = self.layers.iter().map(|layer| layer.n_bytes()).sum();
+        let once = (self.embedding.n_bytes() + self.output_norm.n_bytes()) as u64;
+        let is_shared = self.head_is_embedding() && ranges.len() == 1;
+        layers + once + if is_shared { 0 } else { self.head.n_bytes() as u64 }
     }
-}
-
-fn bytes<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> u64 {
-    tensors.into_iter().map(|tensor| tensor.n_bytes() as u64).sum()
 }

@@ -77,6 +77,19 @@ pub enum ShardSetError {
         /// Bytes on disk.
         found: u64,
     },
+    /// The list of head tokens is not what the manifest and the vocabulary allow.
+    #[error(
+        "entry {entry} of {} is not a token below {vocab_size} that is larger than the one before",
+        path.display()
+    )]
+    HeadTokens {
+        /// The file.
+        path: PathBuf,
+        /// Place in the list; its length if the list is empty or ends within an entry.
+        entry: usize,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
     /// A file's content differs from the manifest.
     #[error("{} has SHA-256 {found}, the manifest says {expected}", path.display())]
     Hash {
@@ -153,6 +166,34 @@ impl ShardSet {
         let entry = self.stage(stage)?;
         verify_file(&self.dir, &entry.xml)?;
         verify_file(&self.dir, &entry.bin)
+    }
+
+    /// Reads and checks the token of each logits row; `None` if the head is whole.
+    ///
+    /// # Errors
+    /// [`ShardSetError::Read`], [`ShardSetError::Size`], [`ShardSetError::Hash`] or
+    /// [`ShardSetError::HeadTokens`].
+    pub fn head_tokens(&self) -> Result<Option<Vec<u32>>, ShardSetError> {
+        let Some(entry) = &self.manifest.head_tokens else { return Ok(None) };
+        verify_file(&self.dir, entry)?;
+        let path = self.dir.join(&entry.name);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(source) => return Err(ShardSetError::Read { path, source }),
+        };
+        let words = bytes.chunks_exact(manifest::HEAD_TOKEN_BYTES as usize);
+        let is_whole = words.remainder().is_empty() && !bytes.is_empty();
+        let tokens: Vec<u32> =
+            words.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let vocab_size = self.manifest.dims.vocab_size;
+        let is_wrong = |idx: usize| {
+            tokens[idx] as usize >= vocab_size || idx > 0 && tokens[idx - 1] >= tokens[idx]
+        };
+        let wrong = (0..tokens.len()).find(|idx| is_wrong(*idx));
+        match wrong.or((!is_whole).then_some(tokens.len())) {
+            Some(entry) => Err(ShardSetError::HeadTokens { path, entry, vocab_size }),
+            None => Ok(Some(tokens)),
+        }
     }
 
     /// Checks size and SHA-256 of the text files, which [`crate::text::TextModel::load`] reads

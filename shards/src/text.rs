@@ -9,6 +9,7 @@
 mod chat_template;
 mod detokenizer;
 mod error;
+mod fingerprint;
 mod pre_tokenizers;
 mod tokenizer_json;
 mod vocabulary;
@@ -26,7 +27,8 @@ use tokenizers::Tokenizer;
 pub use chat_template::ChatTemplate;
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
-pub use write::{TextFiles, write_text_files};
+pub use fingerprint::tokenizer_fingerprint;
+pub use write::{TextFiles, copy_text_files, write_text_files};
 
 use detokenizer::TokenBytes;
 use write::{SpecialToken, SpecialTokens};

@@ -26,6 +26,8 @@ fn peak(n_bytes: u64) -> u64 {
         split: None,
         weights: WeightMode::Exact,
         model_name: None,
+        tokenizer_from: None,
+        head_tokens: None,
         force: false,
     };
     shard(&request, &mut |_| {}).unwrap();

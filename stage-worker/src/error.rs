@@ -46,6 +46,12 @@ pub enum WorkerError {
         /// Its stages.
         n_stages: usize,
     },
+    /// The model's head has rows for some tokens only.
+    #[error("{} is a draft model with a cut head: it can draft, but not be served", path.display())]
+    CutHead {
+        /// The shard set.
+        path: PathBuf,
+    },
     /// The OpenVINO runtime was not found.
     #[error("the OpenVINO runtime cannot be found")]
     Runtime(#[from] RuntimeError),

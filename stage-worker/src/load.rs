@@ -19,6 +19,9 @@ use crate::stage::Stage;
 pub(crate) fn load(settings: &WorkerSettings) -> Result<(Stage, Box<dyn Backend>), WorkerError> {
     let index = settings.stage.ok_or(SettingError::NoStage)?;
     let shards = ShardSet::open(&settings.shards)?;
+    if shards.manifest.head_tokens.is_some() {
+        return Err(WorkerError::CutHead { path: settings.shards.clone() });
+    }
     shards.verify_stage(usize::from(index))?;
     let stage = stage(&shards.manifest, index, settings)?;
     let backend = backend(&shards, index, settings)?;

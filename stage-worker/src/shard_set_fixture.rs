@@ -40,6 +40,7 @@ pub(crate) fn write_shard_set(dir: &Path, n_stages: usize) -> Manifest {
         eos_ids: vec![0],
         stages: stages.collect(),
         text_files: vec![write_file(dir, "tokenizer.json")],
+        head_tokens: None,
     };
     manifest.fingerprint = manifest.content_fingerprint();
     let text = serde_json::to_vec(&manifest).expect("serialises");

@@ -44,6 +44,7 @@ pub(crate) fn write(dir: &Path, n_stages: usize) -> Manifest {
         bos_id: None,
         eos_ids: vec![END],
         stages: (0..n_stages).map(|stage| stage_entry(dir, stage, n_stages)).collect(),
+        head_tokens: None,
         text_files: vec![
             file(dir, TOKENIZER_FILE, &tokenizer().to_string()),
             file(dir, CHAT_TEMPLATE_FILE, template),

@@ -96,7 +96,7 @@ impl Graph {
             logit_rows,
             output: Tensor::new().map_err(inspect)?,
             hidden_dim: spec.hidden_dim,
-            row_width: if spec.is_last() { spec.vocab_size } else { spec.hidden_dim },
+            row_width: if spec.is_last() { spec.n_head_rows } else { spec.hidden_dim },
         })
     }
 

@@ -62,6 +62,7 @@ impl TestModel {
             n_kv_heads: 1,
             head_dim: 1,
             vocab_size: self.vocab_size,
+            n_head_rows: self.vocab_size,
             context_length: self.context_length,
         }
     }

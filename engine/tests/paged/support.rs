@@ -28,6 +28,8 @@ impl Model {
             split: None,
             weights: WeightMode::Exact,
             model_name: None,
+            tokenizer_from: None,
+            head_tokens: None,
             force: false,
         };
         shard(&request, &mut |_progress| {}).unwrap();

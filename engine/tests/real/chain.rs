@@ -79,6 +79,8 @@ fn shard(n_stages: usize) -> ShardSet {
         split: None,
         weights: WeightMode::Exact,
         model_name: None,
+        tokenizer_from: None,
+        head_tokens: None,
         force: true,
     };
     stagebus_shards::shard(&request, &mut |_| {}).unwrap();

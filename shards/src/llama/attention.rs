@@ -56,7 +56,7 @@ impl StageBuilder<'_> {
 
     fn rotary_frequencies(&self) -> Vec<f32> {
         let rotary_dim = self.config.rotary_dim;
-        let divisors = self.tensors.rope_divisors.map(|tensor| self.floats(tensor));
+        let divisors = self.tensors.rope_divisors.map(|tensor| tensor.floats());
         (0..rotary_dim / 2)
             .map(|pair| {
                 let exponent = -2.0 * pair as f64 / rotary_dim as f64;

@@ -6,6 +6,7 @@
 use crate::gguf::Gguf;
 use crate::manifest::ModelDims;
 use crate::shard::ShardError;
+use crate::source::Source;
 
 /// The architecture's name in `general.architecture`.
 pub(crate) const ARCHITECTURE: &str = "llama";
@@ -21,15 +22,28 @@ pub(crate) struct LlamaConfig {
     /// Positions are divided by this (linear scaling); 1 without scaling.
     pub(crate) rope_factor: f32,
     pub(crate) rms_eps: f32,
+    /// Whether a model without a head of its own uses the embedding table.
+    pub(crate) tied_head: bool,
 }
 
 impl LlamaConfig {
-    /// Reads the configuration.
+    /// Reads the configuration of a model.
+    ///
+    /// # Errors
+    /// Those of [`Self::read_gguf`] and [`Self::read_hugging_face`].
+    pub(crate) fn read(source: &Source) -> Result<Self, ShardError> {
+        match source {
+            Source::Gguf(gguf) => Self::read_gguf(gguf),
+            Source::HuggingFace(model) => Ok(Self::read_hugging_face(&model.config)?),
+        }
+    }
+
+    /// Reads the configuration of a GGUF file.
     ///
     /// # Errors
     /// [`ShardError::Gguf`] for a missing key or a wrong type, [`ShardError::UnknownArchitecture`],
     /// [`ShardError::Unsupported`] for a value that no graph is written for.
-    pub(crate) fn read(gguf: &Gguf) -> Result<Self, ShardError> {
+    pub(crate) fn read_gguf(gguf: &Gguf) -> Result<Self, ShardError> {
         let metadata = gguf.metadata();
         let architecture = metadata.str("general.architecture")?;
         if architecture != ARCHITECTURE {
@@ -65,6 +79,7 @@ impl LlamaConfig {
             rope_base: metadata.get("llama.rope.freq_base")?.unwrap_or(10_000.0),
             rope_factor: rope_factor(gguf)?,
             rms_eps: metadata.f32("llama.attention.layer_norm_rms_epsilon")?,
+            tied_head: true,
         };
         config.check(gguf)?;
         Ok(config)

@@ -5,8 +5,8 @@ use std::io;
 use super::attention::AttentionContext;
 use super::linear::Input;
 use super::stage::StageBuilder;
-use crate::gguf::TensorInfo;
 use crate::ir::graph::Value;
+use crate::tensor::Tensor;
 
 impl StageBuilder<'_> {
     /// Adds one layer: residual stream `[B, T, hidden_dim]` in and out.
@@ -39,9 +39,9 @@ impl StageBuilder<'_> {
     }
 
     /// x / sqrt(mean(x^2) + eps) * weight, over the last axis.
-    pub(crate) fn rms_norm(&mut self, value: Value, weight: &TensorInfo) -> io::Result<Value> {
-        let weights = self.floats(weight);
-        self.converted(weight);
+    pub(crate) fn rms_norm(&mut self, value: Value, weight: Tensor<'_>) -> io::Result<Value> {
+        let weights = weight.floats();
+        (self.on_converted)(weight.n_bytes() as u64);
         let graph = &mut self.graph;
         let two = graph.f32s(&[1, 1, 1], &[2.0])?;
         let square = graph.power(value, two);

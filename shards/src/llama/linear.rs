@@ -10,7 +10,6 @@ use std::io;
 
 use super::stage::StageBuilder;
 use super::tensors::Projection;
-use crate::gguf::TensorInfo;
 use crate::ir::graph::Value;
 use crate::weights::layout::layout;
 use crate::weights::rows::Rows;
@@ -39,7 +38,7 @@ impl StageBuilder<'_> {
         projections: &[Projection<'_>],
     ) -> io::Result<Vec<Value>> {
         let mut values = Vec::with_capacity(projections.len());
-        for stack in projections.chunk_by(|a, b| a.weight.ggml_type == b.weight.ggml_type) {
+        for stack in projections.chunk_by(|a, b| a.weight.encoding == b.weight.encoding) {
             let mut value = self.product(input, stack, None)?;
             value = self.with_bias(value, stack)?;
             if stack.len() == 1 {
@@ -100,16 +99,16 @@ impl StageBuilder<'_> {
 
     /// Writes stacked matrices into the weight file.
     pub(crate) fn store(&mut self, stack: &[Projection<'_>]) -> io::Result<Stored> {
-        let tensors: Vec<_> = stack.iter().map(|p| (p.weight, p.order)).collect();
-        let rows = Rows::stack(self.gguf, &tensors);
-        let Some(layout) = layout(rows.ggml_type(), self.weights) else {
+        let tensors: Vec<_> = stack.iter().map(|p| (p.weight, p.order, p.n_rows)).collect();
+        let rows = Rows::stack(&tensors);
+        let Some(layout) = layout(rows.encoding(), self.weights) else {
             let message = "tensor types are checked when tensors are found";
             return Err(io::Error::new(io::ErrorKind::Unsupported, message));
         };
         let stored = store::store(&mut self.graph, &rows, layout)?;
         rows.release();
         for projection in stack {
-            self.converted(projection.weight);
+            (self.on_converted)(projection.n_bytes() as u64);
         }
         Ok(stored)
     }
@@ -137,7 +136,7 @@ impl StageBuilder<'_> {
         for projection in stack {
             match projection.bias {
                 Some(bias) => {
-                    let floats = self.floats(bias);
+                    let floats = bias.floats();
                     let rows = 0..projection.n_rows;
                     biases.extend(rows.map(|row| floats[projection.order.source_row(row)]));
                 }
@@ -146,11 +145,5 @@ impl StageBuilder<'_> {
         }
         let biases = self.graph.f32s(&[1, 1, biases.len() as u64], &biases)?;
         Ok(self.graph.add_values(value, biases))
-    }
-
-    /// The values of a small f32 tensor.
-    pub(crate) fn floats(&self, tensor: &TensorInfo) -> Vec<f32> {
-        let bytes = self.gguf.data(tensor).chunks_exact(4);
-        bytes.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 }

@@ -6,17 +6,16 @@ use std::ops::Range;
 use super::config::LlamaConfig;
 use super::linear::Input;
 use super::tensors::{LlamaTensors, Projection};
-use crate::gguf::{Gguf, TensorInfo};
 use crate::ir::bin::BinWriter;
 use crate::ir::element::ElementType;
 use crate::ir::graph::{Graph, Value};
 use crate::manifest::WeightMode;
-use crate::weights::rows::RowOrder;
+use crate::source::Source;
 use crate::weights::store::Stored;
 
 /// A stage graph under construction.
 pub(crate) struct StageBuilder<'a> {
-    pub(crate) gguf: &'a Gguf,
+    pub(crate) source: &'a Source,
     pub(crate) config: &'a LlamaConfig,
     pub(crate) tensors: &'a LlamaTensors<'a>,
     pub(crate) weights: WeightMode,
@@ -28,7 +27,7 @@ pub(crate) struct StageBuilder<'a> {
 /// What all stages of a model are built from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model<'a> {
-    pub(crate) gguf: &'a Gguf,
+    pub(crate) source: &'a Source,
     pub(crate) config: &'a LlamaConfig,
     pub(crate) tensors: &'a LlamaTensors<'a>,
     pub(crate) weights: WeightMode,
@@ -50,9 +49,9 @@ pub(crate) fn build_stage(
     bin: BinWriter,
     on_converted: &mut dyn FnMut(u64),
 ) -> io::Result<Graph> {
-    let Model { gguf, config, tensors, weights } = model;
+    let Model { source, config, tensors, weights } = model;
     let graph = Graph::new(bin);
-    let mut stage = StageBuilder { gguf, config, tensors, weights, graph, on_converted };
+    let mut stage = StageBuilder { source, config, tensors, weights, graph, on_converted };
     let is_first = layers.start == 0;
     let is_last = layers.end == config.dims.n_layers;
     let hidden_dim = config.dims.hidden_dim;
@@ -68,7 +67,7 @@ pub(crate) fn build_stage(
     let mut hidden = input;
     if is_first {
         stage.graph.scope("embedding");
-        let stored = stage.store(&[plain(tensors.embedding, config.dims.vocab_size)])?;
+        let stored = stage.store(&[Projection::plain(tensors.embedding)])?;
         table = Some(stored);
         hidden = stage.embed(input, stored)?;
     }
@@ -87,24 +86,13 @@ pub(crate) fn build_stage(
     Ok(stage.graph)
 }
 
-fn plain(weight: &TensorInfo, n_rows: usize) -> Projection<'_> {
-    Projection { weight, bias: None, order: RowOrder::Plain, n_rows }
-}
-
 impl StageBuilder<'_> {
-    /// Counts a tensor as written.
-    pub(crate) fn converted(&mut self, tensor: &TensorInfo) {
-        (self.on_converted)(tensor.n_bytes() as u64);
-    }
-
     /// Gives all mapped pages back to the system.
     ///
     /// A fault maps neighbouring pages too, so releasing tensor by tensor leaves some pages at
     /// every tensor's edge: about a megabyte a layer.
     fn release_all(&self) {
-        for tensor in self.gguf.tensors() {
-            self.gguf.release(tensor);
-        }
+        self.source.release_all();
     }
 
     /// Looks tokens up in the embedding table.
@@ -123,15 +111,14 @@ impl StageBuilder<'_> {
         graph.reshape(rows, &[0, 0, hidden_dim as i64])
     }
 
-    /// The logits of the chosen rows, `[R, vocab_size]`.
+    /// The logits of the chosen rows, `[R, n_head_rows]`.
     fn head(
         &mut self,
         hidden: Value,
         logit_rows: Value,
         table: Option<Stored>,
     ) -> io::Result<Value> {
-        let dims = &self.config.dims;
-        let (hidden_dim, vocab_size) = (dims.hidden_dim, dims.vocab_size);
+        let hidden_dim = self.config.dims.hidden_dim;
         let rows = self.graph.reshape(hidden, &[-1, hidden_dim as i64])?;
         let rows = self.graph.gather(rows, logit_rows, 0)?;
         let rows = self.graph.unsqueeze(rows, &[0])?;
@@ -140,11 +127,11 @@ impl StageBuilder<'_> {
         let head = self.tensors.head;
         let logits = match table {
             // One stage and a tied head: the table is in the file already.
-            Some(table) if std::ptr::eq(head.weight, self.tensors.embedding) => {
+            Some(table) if self.tensors.head_is_embedding() => {
                 self.product_of(&mut normed, table, None)?
             }
             _ => self.project(&mut normed, &[head])?[0],
         };
-        self.graph.reshape(logits, &[-1, vocab_size as i64])
+        self.graph.reshape(logits, &[-1, head.n_rows as i64])
     }
 }

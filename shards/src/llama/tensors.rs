@@ -1,30 +1,43 @@
-//! Finds the tensors of a `llama` GGUF and checks their shapes.
+//! Finds the tensors of a Llama model and checks their shapes.
 
 use super::config::LlamaConfig;
-use crate::gguf::{GgmlType, Gguf, TensorInfo};
-use crate::manifest::WeightMode;
+use super::names::Names;
 use crate::shard::ShardError;
-use crate::weights::layout;
+use crate::source::Source;
+use crate::tensor::Tensor;
 use crate::weights::rows::RowOrder;
 
 /// A matrix that inputs are multiplied with, and its bias.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Projection<'a> {
-    pub(crate) weight: &'a TensorInfo,
-    pub(crate) bias: Option<&'a TensorInfo>,
-    pub(crate) order: RowOrder,
+    pub(crate) weight: Tensor<'a>,
+    pub(crate) bias: Option<Tensor<'a>>,
+    pub(crate) order: RowOrder<'a>,
     pub(crate) n_rows: usize,
+}
+
+impl<'a> Projection<'a> {
+    /// A whole matrix as it is stored.
+    pub(crate) fn plain(weight: Tensor<'a>) -> Self {
+        Self { weight, bias: None, order: RowOrder::Plain, n_rows: weight.n_rows }
+    }
+
+    /// Source bytes of the rows (biases, which are small, left out).
+    pub(crate) fn n_bytes(&self) -> usize {
+        let row_bytes = self.weight.encoding.row_bytes(self.weight.n_cols);
+        self.n_rows * (row_bytes + self.weight.row_scale(0).len())
+    }
 }
 
 /// The tensors of one layer.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerTensors<'a> {
-    pub(crate) attention_norm: &'a TensorInfo,
+    pub(crate) attention_norm: Tensor<'a>,
     pub(crate) q: Projection<'a>,
     pub(crate) k: Projection<'a>,
     pub(crate) v: Projection<'a>,
     pub(crate) output: Projection<'a>,
-    pub(crate) ffn_norm: &'a TensorInfo,
+    pub(crate) ffn_norm: Tensor<'a>,
     pub(crate) gate: Projection<'a>,
     pub(crate) up: Projection<'a>,
     pub(crate) down: Projection<'a>,
@@ -33,65 +46,85 @@ pub(crate) struct LayerTensors<'a> {
 /// All tensors of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct LlamaTensors<'a> {
-    pub(crate) embedding: &'a TensorInfo,
+    pub(crate) embedding: Tensor<'a>,
     pub(crate) layers: Vec<LayerTensors<'a>>,
-    pub(crate) output_norm: &'a TensorInfo,
-    /// The head's matrix; the embedding table if the model has none of its own.
+    pub(crate) output_norm: Tensor<'a>,
+    /// The head's matrix, or some rows of it; the embedding table if the model has none of its own.
     pub(crate) head: Projection<'a>,
     /// Divisors of the rotary frequencies (llama3 scaling), f32 `[rotary_dim / 2]`.
-    pub(crate) rope_divisors: Option<&'a TensorInfo>,
+    pub(crate) rope_divisors: Option<Tensor<'a>>,
 }
 
 impl<'a> LlamaTensors<'a> {
     /// Finds and checks every tensor.
     ///
     /// # Errors
-    /// [`ShardError::MissingTensor`], [`ShardError::TensorShape`] or [`ShardError::TensorType`].
-    pub(crate) fn find(gguf: &'a Gguf, config: &LlamaConfig) -> Result<Self, ShardError> {
-        let find = Finder { gguf };
+    /// [`ShardError::MissingTensor`], [`ShardError::TensorShape`], or the error of the source's
+    /// format for a type that is not mapped.
+    pub(crate) fn find(source: &'a Source, config: &LlamaConfig) -> Result<Self, ShardError> {
+        let find = Finder { source, names: Names::of(source) };
         let dims = &config.dims;
-        let embedding = find.matrix("token_embd.weight", dims.vocab_size, dims.hidden_dim)?;
+        let (vocab_size, hidden_dim) = (dims.vocab_size, dims.hidden_dim);
+        let embedding = source.matrix(find.names.embedding, vocab_size, hidden_dim)?;
         let layers =
             (0..dims.n_layers).map(|layer| find.layer(layer, config)).collect::<Result<_, _>>()?;
-        let output_norm = find.vector("output_norm.weight", dims.hidden_dim)?;
-        let head = match gguf.tensor("output.weight") {
-            Some(_) => find.projection("output", dims.vocab_size, dims.hidden_dim)?,
-            None => Projection {
-                weight: embedding,
-                bias: None,
-                order: RowOrder::Plain,
-                n_rows: dims.vocab_size,
-            },
+        let output_norm = source.vector(find.names.output_norm, hidden_dim)?;
+        let head_name = format!("{}.weight", find.names.head);
+        let head = if config.tied_head && !source.has(&head_name) {
+            Projection::plain(embedding)
+        } else {
+            find.projection(find.names.head, vocab_size, hidden_dim)?
         };
-        let rope_divisors = find.optional_vector("rope_freqs.weight", config.rotary_dim / 2)?;
+        let rope_divisors = match find.names.rope_divisors {
+            Some(name) => find.optional_vector(name, config.rotary_dim / 2)?,
+            None => None,
+        };
         Ok(Self { embedding, layers, output_norm, head, rope_divisors })
+    }
+
+    /// Keeps only the head's rows of these tokens, which the vocabulary has.
+    pub(crate) fn cut_head(&mut self, tokens: &'a [u32]) {
+        self.head =
+            Projection { order: RowOrder::Picked(tokens), n_rows: tokens.len(), ..self.head };
+    }
+
+    /// Whether the head is the whole embedding table.
+    pub(crate) fn head_is_embedding(&self) -> bool {
+        self.head.weight.is(&self.embedding) && self.head.order == RowOrder::Plain
     }
 }
 
 struct Finder<'a> {
-    gguf: &'a Gguf,
+    source: &'a Source,
+    names: &'static Names,
 }
 
 impl<'a> Finder<'a> {
     fn layer(&self, layer: usize, config: &LlamaConfig) -> Result<LayerTensors<'a>, ShardError> {
-        let dims = &config.dims;
+        let (dims, names) = (&config.dims, self.names);
         let (hidden, ffn) = (dims.hidden_dim, config.ffn_dim);
         let (q_rows, kv_rows) = (dims.n_heads * dims.head_dim, dims.n_kv_heads * dims.head_dim);
-        let order =
-            RowOrder::InterleavedPairs { head_dim: dims.head_dim, rotary_dim: config.rotary_dim };
-        let name = |part: &str| format!("blk.{layer}.{part}");
+        let order = match self.source {
+            Source::Gguf(_) => RowOrder::InterleavedPairs {
+                head_dim: dims.head_dim,
+                rotary_dim: config.rotary_dim,
+            },
+            Source::HuggingFace(_) => RowOrder::Plain,
+        };
+        let stem = |part: &str| format!("{}{layer}.{part}", names.layer);
+        let norm = |part: &str| self.source.vector(&format!("{}.weight", stem(part)), hidden);
         let projection =
-            |part: &str, n_rows: usize, n_cols: usize| self.projection(&name(part), n_rows, n_cols);
+            |part: &str, n_rows: usize, n_cols: usize| self.projection(&stem(part), n_rows, n_cols);
         Ok(LayerTensors {
-            attention_norm: self.vector(&name("attn_norm.weight"), hidden)?,
-            q: Projection { order, ..projection("attn_q", q_rows, hidden)? },
-            k: Projection { order, ..projection("attn_k", kv_rows, hidden)? },
-            v: projection("attn_v", kv_rows, hidden)?,
-            output: projection("attn_output", hidden, q_rows)?,
-            ffn_norm: self.vector(&name("ffn_norm.weight"), hidden)?,
-            gate: projection("ffn_gate", ffn, hidden)?,
-            up: projection("ffn_up", ffn, hidden)?,
-            down: projection("ffn_down", hidden, ffn)?,
+            attention_norm: norm(names.attention_norm)?,
+            q: Projection { order, ..projection(names.q, q_rows, hidden)? },
+            k: Projection { order, ..projection(names.k, kv_rows, hidden)? },
+            v: projection(names.v, kv_rows, hidden)?,
+            output: projection(names.output, hidden, q_rows)?,
+            ffn_norm: norm(names.ffn_norm)?,
+            gate: projection(names.gate, ffn, hidden)?,
+            up: projection(names.up, ffn, hidden)?,
+            down: projection(names.down, hidden, ffn)?,
         })
     }
 
@@ -101,73 +134,22 @@ impl<'a> Finder<'a> {
         n_rows: usize,
         n_cols: usize,
     ) -> Result<Projection<'a>, ShardError> {
-        let weight = self.matrix(&format!("{stem}.weight"), n_rows, n_cols)?;
+        let weight = self.source.matrix(&format!("{stem}.weight"), n_rows, n_cols)?;
         let bias = self.optional_vector(&format!("{stem}.bias"), n_rows)?;
-        Ok(Projection { weight, bias, order: RowOrder::Plain, n_rows })
+        Ok(Projection { bias, ..Projection::plain(weight) })
     }
 
-    fn matrix(
-        &self,
-        name: &str,
-        n_rows: usize,
-        n_cols: usize,
-    ) -> Result<&'a TensorInfo, ShardError> {
-        let tensor = self.with_dims(name, &[n_cols as u64, n_rows as u64])?;
-        // Every mode supports the same types.
-        if layout::layout(tensor.ggml_type, WeightMode::Exact).is_none() {
-            let tensor_name = name.to_owned();
-            return Err(ShardError::TensorType { tensor: tensor_name, found: tensor.ggml_type });
-        }
-        Ok(tensor)
-    }
-
-    /// A vector is always f32: converters never quantise them.
-    fn vector(&self, name: &str, len: usize) -> Result<&'a TensorInfo, ShardError> {
-        let tensor = self.with_dims(name, &[len as u64])?;
-        if tensor.ggml_type == GgmlType::F32 {
-            Ok(tensor)
-        } else {
-            Err(ShardError::VectorType { tensor: name.to_owned(), found: tensor.ggml_type })
-        }
-    }
-
-    fn optional_vector(
-        &self,
-        name: &str,
-        len: usize,
-    ) -> Result<Option<&'a TensorInfo>, ShardError> {
-        self.gguf.tensor(name).map(|_| self.vector(name, len)).transpose()
-    }
-
-    fn with_dims(&self, name: &str, expected: &[u64]) -> Result<&'a TensorInfo, ShardError> {
-        let Some(tensor) = self.gguf.tensor(name) else {
-            return Err(ShardError::MissingTensor { tensor: name.to_owned() });
-        };
-        if tensor.dims == expected {
-            Ok(tensor)
-        } else {
-            Err(ShardError::TensorShape {
-                tensor: name.to_owned(),
-                expected: expected.to_vec(),
-                found: tensor.dims.clone(),
-            })
-        }
+    fn optional_vector(&self, name: &str, len: usize) -> Result<Option<Tensor<'a>>, ShardError> {
+        self.source.has(name).then(|| self.source.vector(name, len)).transpose()
     }
 }
 
-impl<'a> LayerTensors<'a> {
-    /// The norms and matrices of the layer (biases, which are small, left out).
-    pub(crate) fn all(&self) -> [&'a TensorInfo; 9] {
-        [
-            self.attention_norm,
-            self.q.weight,
-            self.k.weight,
-            self.v.weight,
-            self.output.weight,
-            self.ffn_norm,
-            self.gate.weight,
-            self.up.weight,
-            self.down.weight,
-        ]
+impl LayerTensors<'_> {
+    /// Source bytes of the norms and matrices.
+    pub(crate) fn n_bytes(&self) -> u64 {
+        let norms = [self.attention_norm, self.ffn_norm].map(|norm| norm.n_bytes());
+        let matrices = [self.q, self.k, self.v, self.output, self.gate, self.up, self.down]
+            .map(|p| p.n_bytes());
+        norms.iter().chain(&matrices).map(|bytes| *bytes as u64).sum()
     }
 }

@@ -12,6 +12,15 @@ pub enum TextError {
     /// The model file lacks tokenizer metadata or has it in another form.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// `tokenizer.json` does not have the parts that make up a vocabulary.
+    #[error("{} has no vocabulary that can be read", path.display())]
+    TokenizerJson {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        #[source]
+        source: serde_json::Error,
+    },
     /// The model has a kind of tokenizer that is not converted.
     #[error(
         "tokenizer model {model:?} is not supported, expected \"gpt2\" (byte-level BPE) or \

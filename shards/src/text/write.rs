@@ -1,7 +1,7 @@
 //! Writes the text files of a shard set.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -90,6 +90,32 @@ pub fn write_text_files(gguf: &Gguf, dir: &Path) -> Result<TextFiles, TextError>
         add_bos,
         n_tokens: vocabulary.tokens.len(),
     })
+}
+
+/// Copies the text files of a folder in the format of Hugging Face, such as a shard set, and
+/// checks that they can be loaded. Beginning and end of texts are left for the caller to fill in.
+///
+/// # Errors
+/// [`TextError`] if there is no `tokenizer.json`, a file cannot be read or written, or the
+/// tokenizer is of no use.
+pub fn copy_text_files(from: &Path, dir: &Path) -> Result<TextFiles, TextError> {
+    let mut files = Vec::new();
+    for name in [TOKENIZER_FILE, SPECIAL_TOKENS_FILE, CHAT_TEMPLATE_FILE] {
+        let path = from.join(name);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && name != TOKENIZER_FILE => {
+                continue;
+            }
+            Err(source) => return Err(TextError::Io { path, source }),
+        };
+        let path = dir.join(name);
+        std::fs::write(&path, bytes).map_err(|source| TextError::Io { path, source })?;
+        files.push(name.to_owned());
+    }
+    let text = TextModel::load(dir)?;
+    let add_bos = !text.encode("", true)?.is_empty();
+    Ok(TextFiles { files, bos_id: None, eos_ids: Vec::new(), add_bos, n_tokens: text.vocab_size() })
 }
 
 fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), TextError> {

@@ -4,6 +4,7 @@ use crate::gguf::GgmlType;
 use crate::ir::element::ElementType;
 use crate::manifest::WeightMode;
 use crate::quant::BlockFormat;
+use crate::tensor::Encoding;
 
 /// The layout of one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub(crate) enum Layout {
     Plain(ElementType),
     /// Integer codes with group scales.
     Grouped(Grouped),
+    /// The source's int8 codes and row scales, unchanged.
+    RowScaled,
 }
 
 /// Integer codes with group scales: `weight = scale * (code - zero) [+ correction]`.
@@ -39,8 +42,9 @@ pub(crate) enum Coding {
     Recoded,
 }
 
-/// Chooses the layout of a source type, `None` if the type is not supported.
-pub(crate) fn layout(ggml_type: GgmlType, mode: WeightMode) -> Option<Layout> {
+/// Chooses the layout of a source's encoding, `None` if it is not supported.
+pub(crate) fn layout(encoding: Encoding, mode: WeightMode) -> Option<Layout> {
+    let Encoding::Ggml(ggml_type) = encoding else { return Some(Layout::RowScaled) };
     let plain = match ggml_type {
         GgmlType::F32 => Some(ElementType::F32),
         GgmlType::F16 => Some(ElementType::F16),

@@ -1,10 +1,10 @@
 //! Rows of one or several stacked matrices, in the order in which a graph wants them.
 
-use crate::gguf::{GgmlType, Gguf, TensorInfo};
+use crate::tensor::{Encoding, Tensor};
 
 /// How the rows of a matrix are ordered in the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RowOrder {
+pub(crate) enum RowOrder<'a> {
     /// As the graph wants them.
     Plain,
     /// Query or key rows of a `llama` GGUF: within a head, the two rows of each rotary pair are
@@ -17,12 +17,18 @@ pub(crate) enum RowOrder {
         /// Rows of one head that are rotated, the first ones.
         rotary_dim: usize,
     },
+    /// Only these rows of the source.
+    Picked(&'a [u32]),
 }
 
-impl RowOrder {
+impl RowOrder<'_> {
     /// The source row of a graph row.
     pub(crate) fn source_row(self, row: usize) -> usize {
-        let Self::InterleavedPairs { head_dim, rotary_dim } = self else { return row };
+        let (head_dim, rotary_dim) = match self {
+            Self::Plain => return row,
+            Self::Picked(rows) => return rows[row] as usize,
+            Self::InterleavedPairs { head_dim, rotary_dim } => (head_dim, rotary_dim),
+        };
         let (head, index) = (row / head_dim, row % head_dim);
         let half = rotary_dim / 2;
         let source = match index {
@@ -36,39 +42,31 @@ impl RowOrder {
 
 #[derive(Clone, Copy, Debug)]
 struct Part<'a> {
-    tensor: &'a TensorInfo,
-    bytes: &'a [u8],
+    tensor: Tensor<'a>,
     n_rows: usize,
-    order: RowOrder,
+    order: RowOrder<'a>,
 }
 
-/// Matrices of the same type and width, stacked by rows.
+/// Matrices of the same encoding and width, stacked by rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows<'a> {
-    gguf: &'a Gguf,
     parts: Vec<Part<'a>>,
-    ggml_type: GgmlType,
+    encoding: Encoding,
     n_cols: usize,
 }
 
 impl<'a> Rows<'a> {
-    /// Stacks tensors whose type and width are equal and whose shapes are checked.
-    pub(crate) fn stack(gguf: &'a Gguf, tensors: &[(&'a TensorInfo, RowOrder)]) -> Self {
-        let parts: Vec<_> = tensors
-            .iter()
-            .map(|(tensor, order)| Part {
-                tensor,
-                bytes: gguf.data(tensor),
-                n_rows: (tensor.n_elements / tensor.dims[0]) as usize,
-                order: *order,
-            })
-            .collect();
+    /// Stacks the first `n_rows` of each tensor in its order. Encoding and width are equal and
+    /// shapes are checked.
+    pub(crate) fn stack(tensors: &[(Tensor<'a>, RowOrder<'a>, usize)]) -> Self {
+        let parts: Vec<_> =
+            tensors.iter().map(|&(tensor, order, n_rows)| Part { tensor, n_rows, order }).collect();
         let first = tensors[0].0;
-        Self { gguf, parts, ggml_type: first.ggml_type, n_cols: first.dims[0] as usize }
+        Self { parts, encoding: first.encoding, n_cols: first.n_cols }
     }
 
-    pub(crate) fn ggml_type(&self) -> GgmlType {
-        self.ggml_type
+    pub(crate) fn encoding(&self) -> Encoding {
+        self.encoding
     }
 
     pub(crate) fn n_cols(&self) -> usize {
@@ -81,18 +79,26 @@ impl<'a> Rows<'a> {
 
     /// The bytes of every row, in graph order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'a [u8]> + '_ {
-        let row_bytes = self.ggml_type.block_bytes() as usize * self.n_cols
-            / self.ggml_type.block_len() as usize;
-        self.parts.iter().flat_map(move |part| {
-            let Part { bytes, n_rows, order, .. } = *part;
-            (0..n_rows).map(move |row| &bytes[order.source_row(row) * row_bytes..][..row_bytes])
+        self.source_rows().map(|(tensor, row)| tensor.row(row))
+    }
+
+    /// The stored scale of every row, f32 little-endian, in graph order; nothing where rows have
+    /// none.
+    pub(crate) fn row_scales(&self) -> impl Iterator<Item = &'a [u8]> + '_ {
+        self.source_rows().map(|(tensor, row)| tensor.row_scale(row))
+    }
+
+    fn source_rows(&self) -> impl Iterator<Item = (Tensor<'a>, usize)> + '_ {
+        self.parts.iter().flat_map(|part| {
+            let Part { tensor, n_rows, order } = *part;
+            (0..n_rows).map(move |row| (tensor, order.source_row(row)))
         })
     }
 
     /// Gives the mapped pages back to the system.
     pub(crate) fn release(&self) {
         for part in &self.parts {
-            self.gguf.release(part.tensor);
+            part.tensor.release();
         }
     }
 }

@@ -35,6 +35,7 @@ pub(crate) fn store(graph: &mut Graph, rows: &Rows<'_>, layout: Layout) -> io::R
     match layout {
         Layout::Plain(element) => store_plain(graph, rows, element),
         Layout::Grouped(grouped) => store_grouped(graph, rows, grouped),
+        Layout::RowScaled => store_row_scaled(graph, rows),
     }
 }
 
@@ -51,6 +52,24 @@ fn store_plain(graph: &mut Graph, rows: &Rows<'_>, element: ElementType) -> io::
         _ => graph.convert(constant, ElementType::F32),
     };
     Ok(Stored { weights, correction: None })
+}
+
+fn store_row_scaled(graph: &mut Graph, rows: &Rows<'_>) -> io::Result<Stored> {
+    let (n_rows, n_cols) = (rows.n_rows() as u64, rows.n_cols() as u64);
+    let offset = graph.bin.start()?;
+    for row in rows.iter() {
+        graph.bin.write(row)?;
+    }
+    let codes = graph.bin.finish(offset);
+    let codes = graph.constant_at(ElementType::I8, &[n_rows, n_cols], codes);
+    let offset = graph.bin.start()?;
+    for scale in rows.row_scales() {
+        graph.bin.write(scale)?;
+    }
+    let scales = graph.bin.finish(offset);
+    let scales = graph.constant_at(ElementType::F32, &[n_rows, 1], scales);
+    let values = graph.convert(codes, ElementType::F32);
+    Ok(Stored { weights: graph.multiply(values, scales), correction: None })
 }
 
 fn store_grouped(graph: &mut Graph, rows: &Rows<'_>, grouped: Grouped) -> io::Result<Stored> {

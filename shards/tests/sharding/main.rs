@@ -49,6 +49,8 @@ impl Workshop {
             split: None,
             weights: WeightMode::Exact,
             model_name: None,
+            tokenizer_from: None,
+            head_tokens: None,
             force: false,
         }
     }

@@ -8,6 +8,7 @@ use super::*;
 use crate::gguf::{GgmlType, Gguf};
 use crate::ir::bin::BinWriter;
 use crate::manifest::WeightMode;
+use crate::tensor::{Encoding, Tensor};
 use crate::weights::layout::layout;
 use crate::weights::rows::RowOrder;
 
@@ -53,16 +54,20 @@ fn store_and_evaluate(
     mode: WeightMode,
     n_cols: usize,
     data: &[u8],
-    order: RowOrder,
+    order: RowOrder<'_>,
 ) -> (Vec<f64>, Vec<f32>) {
     let dir = TempDir::new().unwrap();
     let row_bytes = n_cols / ggml_type.block_len() as usize * ggml_type.block_bytes() as usize;
     let n_rows = data.len() / row_bytes;
     let gguf = gguf_with(ggml_type, n_cols as u64, n_rows as u64, data, &dir);
-    let rows = Rows::stack(&gguf, &[(gguf.tensor("w").unwrap(), order)]);
+    let size = (n_rows, n_cols);
+    let place = gguf.place(gguf.tensor("w").unwrap());
+    let encoding = Encoding::Ggml(ggml_type);
+    let tensor = Tensor::new(encoding, size, place);
+    let rows = Rows::stack(&[(tensor, order, n_rows)]);
     let path = dir.path().join("w.bin");
     let mut graph = Graph::new(BinWriter::create(&path).unwrap());
-    let stored = store(&mut graph, &rows, layout(ggml_type, mode).unwrap()).unwrap();
+    let stored = store(&mut graph, &rows, layout(encoding, mode).unwrap()).unwrap();
     let found = evaluate(graph, stored, n_cols, &path);
     let mut expected = vec![0.0; n_rows * n_cols];
     for (row, values) in expected.chunks_exact_mut(n_cols).enumerate() {

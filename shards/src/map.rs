@@ -8,30 +8,30 @@ use memmap2::Mmap;
 
 /// A file mapped for reading.
 #[derive(Debug)]
-pub(super) struct Map {
+pub(crate) struct Map {
     map: Mmap,
 }
 
 impl Map {
     /// Maps the whole file.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         #[expect(unsafe_code, reason = "a model is larger than memory: it has to be mapped")]
         // SAFETY: the bytes are only read, as plain `u8`, and every length in them is checked
         // against the mapped length. Undefined behaviour would need another process to change
-        // the model file while it is read; the documentation of `Gguf` rules that out.
+        // the model file while it is read; the documentation of `shard` rules that out.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(Self { map })
     }
 
     /// The bytes of the file.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.map
     }
 
     /// Drops the pages of this range from memory; a later access reads the file again.
     #[cfg(unix)]
-    pub(super) fn release(&self, start: usize, len: usize) {
+    pub(crate) fn release(&self, start: usize, len: usize) {
         #[expect(unsafe_code, reason = "the only way to keep resident memory flat")]
         // SAFETY: the map is shared, file-backed and never written, so pages that are dropped
         // (those at the edges are shared with neighbours) come back with the same bytes.
@@ -45,5 +45,5 @@ impl Map {
 
     /// Does nothing: the system drops clean pages by itself when memory gets scarce.
     #[cfg(not(unix))]
-    pub(super) fn release(&self, _start: usize, _len: usize) {}
+    pub(crate) fn release(&self, _start: usize, _len: usize) {}
 }

@@ -1,0 +1,115 @@
+//! Where a model comes from: a GGUF file or a folder in the format of Hugging Face.
+
+use std::path::Path;
+
+use crate::gguf::{GgmlType, Gguf};
+use crate::hugging_face::HfModel;
+use crate::manifest::WeightMode;
+use crate::shard::ShardError;
+use crate::tensor::{Encoding, Tensor};
+use crate::weights::layout;
+
+/// An opened model.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Gguf(Gguf),
+    HuggingFace(HfModel),
+}
+
+impl Source {
+    /// Opens a folder as Hugging Face's and anything else as GGUF.
+    ///
+    /// # Errors
+    /// [`ShardError::Gguf`] or [`ShardError::HuggingFace`].
+    pub(crate) fn open(path: &Path) -> Result<Self, ShardError> {
+        if path.is_dir() {
+            Ok(Self::HuggingFace(HfModel::open(path)?))
+        } else {
+            Ok(Self::Gguf(Gguf::open(path)?))
+        }
+    }
+
+    /// Whether the model has a tensor of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Gguf(gguf) => gguf.tensor(name).is_some(),
+            Self::HuggingFace(model) => model.has(name),
+        }
+    }
+
+    /// A matrix that inputs are multiplied with, or that rows are looked up in.
+    ///
+    /// # Errors
+    /// [`ShardError::MissingTensor`], [`ShardError::TensorShape`], [`ShardError::TensorType`] or
+    /// [`ShardError::HuggingFace`].
+    pub(crate) fn matrix(
+        &self,
+        name: &str,
+        n_rows: usize,
+        n_cols: usize,
+    ) -> Result<Tensor<'_>, ShardError> {
+        match self {
+            Self::Gguf(gguf) => {
+                let tensor = gguf_tensor(gguf, name, (n_rows, n_cols), 2)?;
+                // Every mode supports the same types.
+                match layout::layout(tensor.encoding, WeightMode::Exact) {
+                    Some(_) => Ok(tensor),
+                    None => Err(type_error(gguf, name)),
+                }
+            }
+            Self::HuggingFace(model) => model.matrix(name, n_rows, n_cols),
+        }
+    }
+
+    /// A norm, a bias or a frequency table.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`]; [`ShardError::VectorType`] if it is not stored as floats.
+    pub(crate) fn vector(&self, name: &str, len: usize) -> Result<Tensor<'_>, ShardError> {
+        match self {
+            Self::Gguf(gguf) => {
+                let tensor = gguf_tensor(gguf, name, (1, len), 1)?;
+                // Converters never quantise vectors.
+                if tensor.encoding == Encoding::Ggml(GgmlType::F32) {
+                    return Ok(tensor);
+                }
+                let found = gguf.tensor(name).map_or(GgmlType::F32, |info| info.ggml_type);
+                Err(ShardError::VectorType { tensor: name.to_owned(), found })
+            }
+            Self::HuggingFace(model) => model.vector(name, len),
+        }
+    }
+
+    /// Tells the operating system that no page of the model will be needed soon.
+    pub(crate) fn release_all(&self) {
+        match self {
+            Self::Gguf(gguf) => gguf.release_all(),
+            Self::HuggingFace(model) => model.release_all(),
+        }
+    }
+}
+
+fn gguf_tensor<'a>(
+    gguf: &'a Gguf,
+    name: &str,
+    (n_rows, n_cols): (usize, usize),
+    n_dims: usize,
+) -> Result<Tensor<'a>, ShardError> {
+    let Some(info) = gguf.tensor(name) else {
+        return Err(ShardError::MissingTensor { tensor: name.to_owned() });
+    };
+    let expected = &[n_cols as u64, n_rows as u64][..n_dims];
+    if info.dims != expected {
+        return Err(ShardError::TensorShape {
+            tensor: name.to_owned(),
+            expected: expected.to_vec(),
+            found: info.dims.clone(),
+        });
+    }
+    Ok(Tensor::new(Encoding::Ggml(info.ggml_type), (n_rows, n_cols), gguf.place(info)))
+}
+
+fn type_error(gguf: &Gguf, name: &str) -> ShardError {
+    let found = gguf.tensor(name).map_or(GgmlType::F32, |info| info.ggml_type);
+    ShardError::TensorType { tensor: name.to_owned(), found }
+}
