@@ -37,6 +37,9 @@ struct Args {
     /// Prompts by category, JSON
     #[arg(long)]
     prompts: PathBuf,
+    /// Text around `{prompt}`, instead of the target's chat template; `\n` is a new line
+    #[arg(long)]
+    format: Option<String>,
     /// Tokens of each answer
     #[arg(long, default_value_t = 128)]
     tokens: usize,
@@ -106,10 +109,10 @@ fn main() -> anyhow::Result<()> {
         report(&by_k);
     }
     for n_sessions in [1, 16] {
-        let ms = cost(&mut load()?, &trajectories, n_sessions)?;
+        let (median, least) = cost(&mut load()?, &trajectories, n_sessions)?;
         println!(
-            "{n_sessions:>2} sessions: {ms:.3} ms a round, {:.3} ms a token",
-            ms / n_sessions as f64
+            "{n_sessions:>2} sessions: {median:.3} ms for a token of each (least {least:.3}), {:.3} ms a token",
+            median / n_sessions as f64
         );
     }
     Ok(())
@@ -126,8 +129,15 @@ fn trajectories(
     let mut trajectories = Vec::new();
     for (category, prompts) in prompts {
         for prompt in prompts.iter().take(args.limit) {
-            let messages = [serde_json::json!({"role": "user", "content": prompt})];
-            let prompt = text.encode_chat(&messages)?;
+            let prompt = match &args.format {
+                Some(format) => {
+                    let format = format.replace("\\n", "\n");
+                    text.encode(&format.replace("{prompt}", prompt), true)?
+                }
+                None => {
+                    text.encode_chat(&[serde_json::json!({"role": "user", "content": prompt})])?
+                }
+            };
             trajectories.push(Trajectory {
                 category: category.clone(),
                 prompt,
@@ -169,7 +179,7 @@ fn answer(
     let mut path = RowPath::Prefill;
     let mut answer = Vec::new();
     while answer.len() < n_tokens {
-        let wanted = [rows.len() as u32 - 1];
+        let wanted = [u32::try_from(rows.len() - 1).context("the prompt is too long")?];
         let step =
             StepRows { session, start_pos, path, tokens: &rows, hidden: None, wanted: &wanted };
         let mut token = Err(anyhow::anyhow!("the step was not answered"));
@@ -258,12 +268,12 @@ fn report(by_k: &[BTreeMap<String, Sums>]) {
     println!("  {:<22}{}", "mean", means.collect::<String>());
 }
 
-/// Median time of drafting one token for each of some sessions, in milliseconds.
+/// Median and least time of drafting one token for each of some sessions, in milliseconds.
 fn cost(
     drafter: &mut ModelDrafter,
     trajectories: &[Trajectory],
     n_sessions: usize,
-) -> anyhow::Result<f64> {
+) -> anyhow::Result<(f64, f64)> {
     const K: usize = 5;
     let params = SamplingParams::default();
     let keys: Vec<usize> = (0..n_sessions.min(trajectories.len())).collect();
@@ -285,5 +295,5 @@ fn cost(
         times.push(started.elapsed().as_secs_f64() * 1e3 / K as f64);
     }
     times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok((times[times.len() / 2], times[0]))
 }

@@ -8,6 +8,7 @@
 //! | `STAGEBUS_OPENVINO` | the OpenVINO C library, or a folder that holds it |
 //! | `STAGEBUS_NATS_SERVER` | the `nats-server` program |
 //! | `STAGEBUS_RUNTIME_DIR` | the runtime folder, instead of the nearest `.runtime` |
+//! | `STAGEBUS_DRAFT_DIR` | a draft model's folder, or a folder of such folders |
 //! | `STAGEBUS_BIN` | the `stagebus` program that a local fleet starts |
 //! | `STAGEBUS_GENAI_PYTHON` | a Python with `openvino_genai`, for `stagebus bench` |
 //!
@@ -29,13 +30,15 @@ pub const OPENVINO: &str = "STAGEBUS_OPENVINO";
 pub const NATS_SERVER: &str = "STAGEBUS_NATS_SERVER";
 /// Names the runtime folder.
 pub const RUNTIME_DIR: &str = "STAGEBUS_RUNTIME_DIR";
+/// Names a folder of draft models.
+pub const DRAFT_DIR: &str = "STAGEBUS_DRAFT_DIR";
 /// Names the `stagebus` program.
 pub const BIN: &str = "STAGEBUS_BIN";
 /// Names a Python with `openvino_genai`.
 pub const GENAI_PYTHON: &str = "STAGEBUS_GENAI_PYTHON";
 /// Variables with our prefix that are no settings.
-pub const RESERVED: [&str; 7] =
-    [CONFIG, LOG, OPENVINO, NATS_SERVER, RUNTIME_DIR, BIN, GENAI_PYTHON];
+pub const RESERVED: [&str; 8] =
+    [CONFIG, LOG, OPENVINO, NATS_SERVER, RUNTIME_DIR, DRAFT_DIR, BIN, GENAI_PYTHON];
 
 /// The configuration file named by [`CONFIG`].
 #[must_use]
@@ -53,6 +56,12 @@ pub fn openvino() -> Option<PathBuf> {
 #[must_use]
 pub fn nats_server() -> Option<PathBuf> {
     read(NATS_SERVER).map(PathBuf::from)
+}
+
+/// The folder of draft models named by [`DRAFT_DIR`].
+#[must_use]
+pub fn draft_dir() -> Option<PathBuf> {
+    read(DRAFT_DIR).map(PathBuf::from)
 }
 
 /// The runtime folder named by [`RUNTIME_DIR`].

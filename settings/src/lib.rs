@@ -35,5 +35,5 @@ pub use broker::{BrokerSettings, TlsSettings};
 pub use error::{RuntimeError, SettingsError};
 pub use load::{Overrides, SECTIONS, Settings, load};
 pub use logging::{LogFormat, LogSettings};
-pub use runtime::{OpenVinoLibrary, find_nats_server, find_openvino, runtime_dir};
+pub use runtime::{OpenVinoLibrary, draft_folders, find_nats_server, find_openvino, runtime_dir};
 pub use secret::Secret;

@@ -11,6 +11,9 @@ use crate::error::RuntimeError;
 /// Name of the runtime folder.
 const FOLDER: &str = ".runtime";
 
+/// Folder of models in the runtime folder.
+const MODELS: &str = "models";
+
 /// File name of the broker's program.
 const NATS_SERVER: &str = if cfg!(windows) { "nats-server.exe" } else { "nats-server" };
 
@@ -86,6 +89,14 @@ pub fn runtime_dir() -> Option<PathBuf> {
         std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned)),
     ];
     starts.into_iter().flatten().find_map(|start| nearest(&start))
+}
+
+/// Where draft models are looked for: the folder that `STAGEBUS_DRAFT_DIR` names, else the models
+/// of the runtime folder.
+#[must_use]
+pub fn draft_folders() -> Vec<PathBuf> {
+    let models = || runtime_dir().map(|runtime| runtime.join(MODELS));
+    environment::draft_dir().or_else(models).into_iter().collect()
 }
 
 /// The `nats-server` program: `STAGEBUS_NATS_SERVER`, the runtime folder, then `PATH`.

@@ -15,6 +15,7 @@
 
 pub mod gguf;
 pub mod hugging_face;
+pub mod known_draft;
 pub mod manifest;
 pub mod shard;
 pub mod shard_set;
@@ -30,6 +31,7 @@ mod source;
 mod tensor;
 mod weights;
 
+pub use known_draft::{DraftSearch, KnownDraftError, find_draft, known_draft};
 pub use manifest::{Manifest, WeightMode};
 pub use shard::{Progress, ShardError, ShardRequest, shard};
 pub use shard_set::{ShardSet, ShardSetError};

@@ -7,6 +7,7 @@
 //! its own configuration (mirror, proxy, certificates) holds.
 
 pub(crate) mod bench;
+mod draft;
 mod pip;
 mod unpack;
 mod wheels;
@@ -110,7 +111,7 @@ pub(crate) fn run() -> Result<()> {
     for part in &PARTS {
         install(part, &runtime).with_context(|| format!("cannot set up {}", part.name))?;
     }
-    Ok(())
+    draft::install(&place::root().join("models"), &runtime).context("cannot set up draft models")
 }
 
 /// The model that set-up installs.

@@ -25,6 +25,12 @@ impl HfError {
         &self.file
     }
 
+    /// What is wrong, by value.
+    #[must_use]
+    pub fn into_kind(self) -> HfErrorKind {
+        *self.kind
+    }
+
     /// What is wrong.
     #[must_use]
     pub fn kind(&self) -> &HfErrorKind {
