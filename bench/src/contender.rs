@@ -3,6 +3,7 @@
 //! The child prints one line of JSON when it is ready, [`Ready`]. Then it reads lines from standard
 //! input, each with a number of tokens, generates that many for its prompt, greedily and from an
 //! empty cache, and prints one line of JSON, [`Turn`]. It leaves when its standard input ends.
+//! Others take orders of their own form, see [`Contender::order`].
 //! Contenders stay loaded between turns, so their turns can be interleaved.
 
 use std::ffi::OsString;
@@ -157,13 +158,7 @@ impl Contender {
         let pid = self.child.id();
         let cpu_before = pid.and_then(machine::cpu_ms);
         let started = Instant::now();
-        let order = format!("{n_tokens}\n");
-        let sent = async {
-            self.stdin.write_all(order.as_bytes()).await?;
-            self.stdin.flush().await
-        };
-        sent.await.with_context(|| format!("{} is gone: {}", self.name, self.last_errors()))?;
-        let turn: Turn = self.read().await?;
+        let turn: Turn = self.order(&n_tokens.to_string()).await?;
         let wall_ms = started.elapsed().as_secs_f64() * 1e3;
         let cpu_after = pid.and_then(machine::cpu_ms);
         let (found, gaps) = (turn.tokens.len(), turn.token_ms.len());
@@ -174,6 +169,20 @@ impl Contender {
         );
         let cpu_ms = cpu_before.zip(cpu_after).map(|(before, after)| after - before);
         Ok(Timed { turn, wall_ms, cpu_ms })
+    }
+
+    /// Sends a line and reads the line that answers it.
+    ///
+    /// # Errors
+    /// A child that has died, and an answer of another form.
+    pub async fn order<T: for<'de> Deserialize<'de>>(&mut self, order: &str) -> anyhow::Result<T> {
+        let line = format!("{order}\n");
+        let sent = async {
+            self.stdin.write_all(line.as_bytes()).await?;
+            self.stdin.flush().await
+        };
+        sent.await.with_context(|| format!("{} is gone: {}", self.name, self.last_errors()))?;
+        self.read().await
     }
 
     async fn read<T: for<'de> Deserialize<'de>>(&mut self) -> anyhow::Result<T> {

@@ -1,11 +1,16 @@
-//! `openvino_genai.LLMPipeline` as a [contender](crate::contender): a Python script of this crate.
+//! `openvino_genai` as a [contender](crate::contender): Python scripts of this crate.
 
 use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use crate::contender::Launch;
 
 /// The script.
 const SCRIPT: &str = include_str!("../reference/genai.py");
+
+/// The script that answers lists of prompts.
+const USERS_SCRIPT: &str = include_str!("../reference/genai_users.py");
 
 /// Folder of the Python environment that `cargo xtask bench-setup` makes, in the runtime folder.
 const VENV: &str = "bench-venv";
@@ -38,6 +43,51 @@ impl GenaiBackend {
             Self::Sdpa => "SDPA",
         }
     }
+}
+
+/// Who answers lists of prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GenaiUsers {
+    /// `LLMPipeline`: one prompt after the other.
+    One(GenaiBackend),
+    /// `ContinuousBatchingPipeline`: all prompts at once.
+    Batch,
+}
+
+impl GenaiUsers {
+    /// Name of the contender.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::One(backend) => backend.name(),
+            Self::Batch => "genai-batch",
+        }
+    }
+
+    const fn mode(self) -> &'static str {
+        match self {
+            Self::One(backend) => backend.property(),
+            Self::Batch => "batch",
+        }
+    }
+}
+
+/// An order to a process of [`launch_users`].
+#[derive(Debug, Serialize)]
+pub struct UsersOrder<'a> {
+    /// Token ids of each prompt.
+    pub prompts: Vec<&'a [u32]>,
+    /// Tokens to generate for each, end tokens ignored.
+    pub n_tokens: usize,
+}
+
+/// Its answer.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct UsersTurn {
+    /// Generated tokens of each prompt.
+    pub tokens: Vec<Vec<u32>>,
+    /// When each of them was there, in milliseconds since the turn began.
+    pub arrival_ms: Vec<Vec<f64>>,
 }
 
 /// The Python to run it with: the one named by the option, by `STAGEBUS_GENAI_PYTHON`, or of the
@@ -78,6 +128,14 @@ pub fn launch(
         id_list(prompt).into(),
     ];
     Launch { name: backend.name().to_owned(), program: python.to_owned(), args, cpu }
+}
+
+/// How `stagebus bench users` starts it: a process that answers lists of prompts.
+#[must_use]
+pub fn launch_users(python: &Path, rival: GenaiUsers, model: &Path, cpu: Option<usize>) -> Launch {
+    let args =
+        vec!["-c".into(), USERS_SCRIPT.into(), model.into(), rival.mode().into(), "1".into()];
+    Launch { name: rival.name().to_owned(), program: python.to_owned(), args, cpu }
 }
 
 /// Token ids as one argument.

@@ -3,7 +3,8 @@
 //! - [`harness`]: interleaving, summaries, claims, tables, the machine. Knows no scenario.
 //! - [`contender`]: a program that is measured, driven turn by turn over its standard streams.
 //! - [`fleet_run`]: a private fleet whose steps are timed from beside the broker.
-//! - One module per scenario: [`parity`]. A scenario checks tokens first, measures its variants in
+//! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
+//! - One module per scenario: [`parity`], [`users`]. A scenario checks tokens first, measures its variants in
 //!   turn within one run, and ends with its claims.
 //!
 //! The subcommands [`engine_decode`] and [`shard_once`] are the measured child processes; they are
@@ -15,15 +16,21 @@
     reason = "measured numbers: counts and times are far below 2^53"
 )]
 
+pub mod busy;
 pub mod contender;
 pub mod engine_decode;
 pub mod fleet_run;
 pub mod genai;
 pub mod harness;
 pub mod llama_cpp;
+pub mod load;
+pub mod measured_model;
+pub mod node_fleet;
 pub mod parity;
+pub mod prompts;
 pub mod random_gguf;
 pub mod shard_once;
+pub mod users;
 
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
@@ -38,9 +45,11 @@ use crate::harness::output;
   stagebus bench --list
   stagebus bench parity
   stagebus bench parity --rounds 9 --tokens 128 --json
+  stagebus bench users --json
+  stagebus bench users --users 1,16 --stages 1,2 --quick
 
-Tokens are checked before anything is timed; a difference ends the run with an error. A claim that
-could not be measured has `holds: null` and says what is missing."
+Tokens are checked before anything is timed; a difference ends the run with an error, or is a claim
+of its own that does not hold. A claim that could not be measured has `holds: null` and says what is missing."
 )]
 pub struct BenchArgs {
     /// What to measure.
@@ -60,6 +69,8 @@ pub struct BenchArgs {
 enum Scenario {
     /// The pipeline against the unsplit model, on one core: decode, hops, start, sharding
     Parity(Box<parity::ParityArgs>),
+    /// Many users at the same time, on 1 to 3 nodes: throughput, latency, long prompts, prefixes
+    Users(Box<users::UsersArgs>),
     /// Decodes turn by turn through the engine (started by the scenarios)
     #[command(hide = true)]
     EngineDecode(engine_decode::EngineDecodeArgs),
@@ -76,12 +87,13 @@ enum Scenario {
 /// that does not hold is a result, no error.
 pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<()> {
     if args.list {
-        let all = [("parity", parity::CLAIMS)];
+        let all = [("parity", parity::CLAIMS), ("users", users::CLAIMS)];
         return Ok(output::print(&harness::claims::list(&all, args.json)?)?);
     }
     let work = async {
         match args.scenario {
             Some(Scenario::Parity(args)) => parity::run(*args, quiet).await,
+            Some(Scenario::Users(args)) => users::run(*args, quiet).await,
             Some(Scenario::EngineDecode(args)) => engine_decode::run(args).await,
             Some(Scenario::ShardOnce(args)) => shard_once::run(args).await,
             None => Ok(()),

@@ -19,16 +19,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use stagebus_fleet::FleetSpec;
 use stagebus_shards::WeightMode;
-use stagebus_shards::text::TextModel;
 
 use crate::harness::claims::{Bound, Target};
 use crate::harness::machine::{self, Machine};
 use crate::harness::{claims, output};
+use crate::{measured_model, prompts};
 use hops::Placement;
 use report::{ParityReport, SetUp};
-
-/// The model that `cargo xtask setup` puts into the runtime folder.
-const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 /// A prompt whose answer is long, so that no variant ends early.
 const PROMPT: &str = "Write a long and detailed essay about the history of navigation at sea.";
@@ -183,7 +180,7 @@ pub async fn run(args: ParityArgs, quiet: bool) -> anyhow::Result<()> {
     stages.sort_unstable();
     stages.dedup();
     let mut context = Context {
-        model: model(args.model.as_deref())?,
+        model: measured_model::find(args.model.as_deref())?,
         cpu: machine::can_pin().then(|| args.cpu.unwrap_or(machine.n_cpus.saturating_sub(1))),
         n_starts: args.starts.into(),
         n_rounds: args.rounds.into(),
@@ -194,7 +191,8 @@ pub async fn run(args: ParityArgs, quiet: bool) -> anyhow::Result<()> {
     };
     output::note(quiet, "sharding");
     let sharding = sharding::all(&mut context, &stages, folder.path()).await?;
-    context.prompt = encode_prompt(context.set(1, WeightMode::Exact)?)?;
+    let text = prompts::text_model(context.set(1, WeightMode::Exact)?)?;
+    context.prompt = prompts::encode(&text, PROMPT)?;
     output::note(quiet, "checking tokens: one stage through a fleet and through the engine");
     let reference = hops::reference_tokens(&context).await?;
     let decode = decode::run(&context, &args, &reference).await?;
@@ -229,31 +227,6 @@ fn print(report: &ParityReport, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn model(named: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let model = match named {
-        Some(model) => model.to_owned(),
-        None => stagebus_settings::runtime_dir()
-            .context("there is no runtime folder: run `cargo xtask setup`, or give --model")?
-            .join(DEFAULT_MODEL),
-    };
-    anyhow::ensure!(
-        model.is_file(),
-        "there is no model at {}: run `cargo xtask setup`, or give --model",
-        model.display()
-    );
-    Ok(model)
-}
-
-/// The prompt as a chat if the model has a template, else as raw text.
-fn encode_prompt(set: &Path) -> anyhow::Result<Vec<u32>> {
-    let text = TextModel::load(set)?;
-    if text.has_chat_template() {
-        let message = BTreeMap::from([("role", "user"), ("content", PROMPT)]);
-        return Ok(text.encode_chat(&[message])?);
-    }
-    Ok(text.encode(PROMPT, true)?)
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
@@ -281,11 +254,5 @@ mod tests {
         assert_eq!(line.args.stages, [2, 4]);
         Line::try_parse_from(["x", "--rounds", "0"]).expect_err("no round");
         Line::try_parse_from(["x", "--tokens", "1"]).expect_err("nothing to time");
-    }
-
-    #[test]
-    fn a_missing_model_is_named() {
-        let error = model(Some(Path::new("no/such.gguf"))).expect_err("missing");
-        assert!(error.to_string().contains("no/such.gguf"), "{error}");
     }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use serde::Serialize;
 
 /// The machine.
@@ -55,6 +56,24 @@ pub fn can_pin() -> bool {
         && stagebus_settings::environment::program_folders()
             .iter()
             .any(|folder| folder.join("taskset").is_file())
+}
+
+/// Ties a running process, with all its threads, to cores.
+///
+/// # Errors
+/// There is no `taskset`, or it fails.
+pub async fn tie_to(pid: u32, cpus: &str) -> anyhow::Result<()> {
+    let output = tokio::process::Command::new("taskset")
+        .args(["-a", "-c", "-p", cpus, &pid.to_string()])
+        .output()
+        .await
+        .context("cannot start taskset")?;
+    anyhow::ensure!(
+        output.status.success(),
+        "cannot tie process {pid} to {cpus}: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(())
 }
 
 /// The program that a scenario starts as a child: the one named by `STAGEBUS_BIN`, else this one.

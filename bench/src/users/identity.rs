@@ -1,0 +1,124 @@
+//! Whether a user's tokens depend on anybody else: alone, beside 15 others, with speculation.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::contestant::{Contestant, Kind};
+use super::matrix::MANY;
+use super::{Context, Part};
+use crate::load::{self, Ask, Served};
+
+/// Most tokens compared of an answer.
+const MAX_TOKENS: usize = 64;
+
+/// Tokens drafted per step in the turns with speculation.
+const DRAFT_TOKENS: u32 = 5;
+
+/// What was compared.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Identity {
+    /// The fleet.
+    pub kind: Kind,
+    /// Prompts compared.
+    pub n_prompts: usize,
+    /// Most tokens of an answer.
+    pub max_tokens: usize,
+    /// Prompts, by number, whose tokens beside 15 others differ from those alone.
+    pub differ_with_neighbours: Vec<usize>,
+    /// Prompts, by number, whose tokens with speculation, beside 15 others, differ from those alone.
+    pub differ_with_speculation: Vec<usize>,
+    /// Tokens drafted in all; without any there was no speculation.
+    pub drafted_tokens: u32,
+}
+
+impl Identity {
+    /// Share of the prompts whose tokens were always the same.
+    #[must_use]
+    pub fn share(&self) -> Option<f64> {
+        let differing: BTreeSet<usize> = self
+            .differ_with_neighbours
+            .iter()
+            .chain(&self.differ_with_speculation)
+            .copied()
+            .collect();
+        let n_equal = self.n_prompts.saturating_sub(differing.len());
+        (self.n_prompts > 0).then(|| n_equal as f64 / self.n_prompts as f64)
+    }
+}
+
+/// Compares the first prompts on one fleet.
+///
+/// # Errors
+/// A request that fails.
+pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::Result<Identity> {
+    let n_prompts = context.args.check_prompts.min(context.prompts.len());
+    let max_tokens = context.n_tokens().min(MAX_TOKENS);
+    let mut identity = Identity {
+        kind: contestant.kind(),
+        n_prompts,
+        max_tokens,
+        differ_with_neighbours: Vec::new(),
+        differ_with_speculation: Vec::new(),
+        drafted_tokens: 0,
+    };
+    let Some(fleet) = contestant.fleet() else { return Ok(identity) };
+    context.note(&format!("comparing the tokens of {n_prompts} prompts"));
+    fleet.join_cores().await?;
+    let asks = |draft_tokens: u32| -> anyhow::Result<Vec<Ask<'_>>> {
+        let max_tokens = u32::try_from(max_tokens)?;
+        let prompts = context.prompts.iter().take(n_prompts);
+        let draft_tokens = Some(draft_tokens);
+        Ok(prompts.map(|prompt| Ask { prompt: &prompt.tokens, max_tokens, draft_tokens }).collect())
+    };
+    let plain = asks(0)?;
+    let mut alone = Vec::with_capacity(plain.len());
+    for ask in &plain {
+        alone.push(load::one(fleet, ask, Instant::now()).await?);
+    }
+    let beside = load::users(fleet, MANY, &plain).await?;
+    identity.differ_with_neighbours = differing(&alone, &beside);
+    if context.args.has(Part::Speculation) {
+        let drafted = load::users(fleet, MANY, &asks(DRAFT_TOKENS)?).await?;
+        identity.differ_with_speculation = differing(&alone, &drafted);
+        identity.drafted_tokens = drafted.iter().map(|served| served.usage.drafted_tokens).sum();
+    }
+    Ok(identity)
+}
+
+/// Numbers of the answers whose tokens differ.
+fn differing(alone: &[Served], others: &[Served]) -> Vec<usize> {
+    let pairs = alone.iter().zip(others).enumerate();
+    pairs.filter(|(_, (one, other))| one.tokens != other.tokens).map(|(index, _)| index).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use stagebus_shards::WeightMode;
+
+    use super::*;
+    use crate::load::served;
+
+    #[test]
+    fn answers_that_differ_are_numbered() {
+        let one = served(0.0, &[(1.0, 2)]);
+        let other = served(5.0, &[(9.0, 3)]);
+        let later = served(7.0, &[(8.0, 2)]);
+        assert_eq!(differing(&[one.clone(), one.clone()], &[later, other]), [1]);
+    }
+
+    #[test]
+    fn a_prompt_that_differs_twice_counts_once() {
+        let identity = Identity {
+            kind: Kind::nodes(2, WeightMode::Compact),
+            n_prompts: 4,
+            max_tokens: 64,
+            differ_with_neighbours: vec![1],
+            differ_with_speculation: vec![1, 2],
+            drafted_tokens: 9,
+        };
+        assert_eq!(identity.share(), Some(0.5));
+        assert_eq!(Identity { n_prompts: 0, ..identity }.share(), None);
+    }
+}

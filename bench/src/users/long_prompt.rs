@@ -1,0 +1,169 @@
+//! What a long prompt does to users whose answers are under way.
+//!
+//! Eight users keep asking. After a second another one sends a prompt of 4,000 tokens that nobody
+//! has sent before, until its first token comes. Beside that stands a turn of the same length
+//! without the long prompt. Compared are the times between tokens that overlap these spans.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use stagebus_shards::text::TextModel;
+
+use super::Context;
+use super::contestant::{Contestant, Kind};
+use crate::harness::stats::{Summary, median};
+use crate::load::{self, Ask, Served};
+use crate::node_fleet::NodeFleet;
+use crate::prompts;
+
+/// Users whose answers are under way.
+const N_USERS: usize = 8;
+
+/// Tokens of the long prompt.
+pub(super) const LONG_TOKENS: usize = 4000;
+
+/// Time for all users to get their first token before the long prompt comes.
+const LEAD: Duration = Duration::from_secs(1);
+
+/// Questions of a turn: more than the users can ask in it.
+const N_ASKS: usize = 400;
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct LongPrompt {
+    /// The fleet.
+    pub kind: Kind,
+    /// Users whose answers were under way.
+    pub n_users: usize,
+    /// Tokens of the long prompt.
+    pub long_tokens: usize,
+    /// Times between tokens while the long prompt was prefilled, in milliseconds.
+    pub with_ms: Option<Summary>,
+    /// The same without it.
+    pub without_ms: Option<Summary>,
+    /// Time to the first token of the long prompt, in milliseconds, by round.
+    pub long_ttft_ms: Vec<f64>,
+    /// Ratio of the 99th percentiles, by round.
+    pub p99_ratio: Vec<f64>,
+}
+
+/// Measures on one fleet.
+///
+/// # Errors
+/// A request that fails.
+pub(super) async fn run(
+    context: &Context,
+    contestant: &Contestant,
+    text: &TextModel,
+) -> anyhow::Result<LongPrompt> {
+    let mut result = LongPrompt {
+        kind: contestant.kind(),
+        n_users: N_USERS,
+        long_tokens: LONG_TOKENS,
+        with_ms: None,
+        without_ms: None,
+        long_ttft_ms: Vec::new(),
+        p99_ratio: Vec::new(),
+    };
+    let Some(fleet) = contestant.fleet() else { return Ok(result) };
+    fleet.join_cores().await?;
+    let (mut with_all, mut without_all) = (Vec::new(), Vec::new());
+    for round in 0..context.args.rounds {
+        context.note(&format!("a prompt of {LONG_TOKENS} tokens, round {}", round + 1));
+        let prompt = prompts::long(text, LONG_TOKENS, u64::from(round))?;
+        let with = turn(context, fleet, Intruder::Prompt(&prompt)).await?;
+        let without = turn(context, fleet, Intruder::Silence(with.span)).await?;
+        let p99 = |gaps: &[f64]| Summary::of(gaps.iter().copied()).map(|summary| summary.p99);
+        result.p99_ratio.extend(p99(&with.gaps_ms).zip(p99(&without.gaps_ms)).map(|(a, b)| a / b));
+        result.long_ttft_ms.push(with.span.as_secs_f64() * 1e3);
+        with_all.extend(with.gaps_ms);
+        without_all.extend(without.gaps_ms);
+    }
+    result.with_ms = Summary::of(with_all);
+    result.without_ms = Summary::of(without_all);
+    Ok(result)
+}
+
+/// What comes between.
+#[derive(Debug, Clone, Copy)]
+enum Intruder<'a> {
+    /// A long prompt, until its first token.
+    Prompt(&'a [u32]),
+    /// Nothing, for that long.
+    Silence(Duration),
+}
+
+/// One turn.
+#[derive(Debug)]
+struct Turn {
+    /// How long the intruder stayed.
+    span: Duration,
+    /// Times between the users' tokens meanwhile, in milliseconds.
+    gaps_ms: Vec<f64>,
+}
+
+async fn turn(
+    context: &Context,
+    fleet: &NodeFleet,
+    intruder: Intruder<'_>,
+) -> anyhow::Result<Turn> {
+    let max_tokens = u32::try_from(context.n_tokens())?;
+    let prompts = context.prompts.iter().cycle().take(N_ASKS);
+    let asks: Vec<Ask<'_>> = prompts
+        .map(|prompt| Ask { prompt: &prompt.tokens, max_tokens, draft_tokens: Some(0) })
+        .collect();
+    let next = Cell::new(0);
+    let epoch = Instant::now();
+    let since = || epoch.elapsed().as_secs_f64() * 1e3;
+    let visit = async {
+        tokio::time::sleep(LEAD).await;
+        let from_ms = since();
+        let to_ms = match intruder {
+            Intruder::Prompt(prompt) => {
+                let ask = Ask { prompt, max_tokens: 1, draft_tokens: Some(0) };
+                let served = load::one(fleet, &ask, epoch).await?;
+                served.arrivals.first().map_or_else(since, |first| first.at_ms)
+            }
+            Intruder::Silence(span) => {
+                tokio::time::sleep(span).await;
+                since()
+            }
+        };
+        // Nobody asks anew; answers that are under way end.
+        next.set(asks.len());
+        anyhow::Ok((from_ms, to_ms))
+    };
+    let users = load::users_from(fleet, N_USERS, &asks, (&next, epoch));
+    let ((from_ms, to_ms), answers) = tokio::try_join!(visit, users)?;
+    let span = Duration::from_secs_f64((to_ms - from_ms).max(0.0) / 1e3);
+    Ok(Turn { span, gaps_ms: gaps(&answers, from_ms, to_ms) })
+}
+
+fn gaps(answers: &[Served], from_ms: f64, to_ms: f64) -> Vec<f64> {
+    answers.iter().flat_map(|served| served.gaps_within_ms(from_ms, to_ms)).collect()
+}
+
+impl LongPrompt {
+    /// Median over rounds of the ratio of the 99th percentiles.
+    #[must_use]
+    pub fn ratio(&self) -> Option<f64> {
+        median(self.p99_ratio.iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::served;
+
+    #[test]
+    fn only_times_during_the_visit_count() {
+        let users = [
+            served(0.0, &[(10.0, 1), (20.0, 1), (80.0, 1), (90.0, 1)]),
+            served(0.0, &[(85.0, 1), (95.0, 1)]),
+        ];
+        assert_eq!(gaps(&users, 30.0, 50.0), [60.0]);
+        assert_eq!(gaps(&users, 81.0, 100.0), [10.0, 10.0]);
+    }
+}
