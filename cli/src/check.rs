@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use stagebus_coordinator::DraftTokens;
 use stagebus_schemas::ids::RequestId;
 use stagebus_schemas::messages::public::{ChatMessage, PromptRequest};
 use stagebus_settings::ProcessArgs;
@@ -30,6 +31,7 @@ use verdict::{CaseReport, CheckReport, RunReport, Verdict, first_difference};
   stagebus check --reference smollm2-135m.json
   stagebus check --reference cases.json --model model.gguf --stages 1,2,3,5 --json
   stagebus check --reference cases.json --shards shards/smollm2 --profile fast
+  stagebus check --reference cases.json --draft hybrid --k 0,1,5,10,auto
 
 A reference file is a JSON array of {category, prompt, template_text, input_ids, output_ids}; other
 fields are ignored. Each case is sent twice: input_ids as they are, and prompt as a chat message,
@@ -54,6 +56,11 @@ pub struct CheckArgs {
 
     #[command(flatten)]
     local: LocalArgs,
+
+    /// Tokens to draft per step: numbers, or `auto`; each is a run of its own on the same fleet
+    /// [default: auto]
+    #[arg(long, value_name = "K,K", value_delimiter = ',')]
+    k: Vec<DraftTokens>,
 
     #[command(flatten)]
     process: ProcessArgs,
@@ -83,22 +90,28 @@ pub async fn run(args: CheckArgs, quiet: bool, stop: CancellationToken) -> anyho
         counts => counts.iter().copied().map(Some).collect(),
     };
     for n_stages in counts {
-        let started = Instant::now();
         let wanted =
             Wanted { model: args.model.as_deref(), n_stages, profile: Some(args.profile), quiet };
         let set = args.local.shard_set(&wanted, &stop).await?;
         let spec = args.local.spec(&set, Some(args.profile), None, &args.process)?;
         let text = TextModel::load(&set.dir)
             .with_context(|| format!("cannot load the tokenizer of {}", set.dir.display()))?;
-        let run = Run { cases: &cases, set: &set, text: &text, quiet, stop: &stop };
-        let reports = local::with_fleet(spec, &stop, async |target| run.all(&target).await).await?;
-        let run = run_report(&set, reports, started);
-        if !args.json {
-            console::print(&describe(&run))?;
-        }
+        let run = |k| Run { cases: &cases, set: &set, text: &text, k, quiet, stop: &stop };
+        let ks = if args.k.is_empty() { &[DraftTokens::Auto][..] } else { &args.k };
         report.model.clone_from(&set.manifest.model);
-        report.equal &= run.cases_equal == run.cases_total;
-        report.runs.push(run);
+        local::with_fleet(spec, &stop, async |target| {
+            for k in ks {
+                let started = Instant::now();
+                let run = run_report(&set, *k, run(*k).all(&target).await?, started);
+                if !args.json {
+                    console::print(&describe(&run))?;
+                }
+                report.equal &= run.cases_equal == run.cases_total;
+                report.runs.push(run);
+            }
+            Ok(())
+        })
+        .await?;
     }
     if args.json {
         console::print_json(&report)?;
@@ -111,6 +124,7 @@ struct Run<'a> {
     cases: &'a [Case],
     set: &'a ShardSet,
     text: &'a TextModel,
+    k: DraftTokens,
     quiet: bool,
     stop: &'a CancellationToken,
 }
@@ -175,6 +189,10 @@ impl Run<'_> {
         let request = PromptRequest {
             request_id: Some(RequestId::random()),
             max_tokens: Some(u32::try_from(max_tokens).unwrap_or(u32::MAX)),
+            draft_tokens: match self.k {
+                DraftTokens::Auto => None,
+                DraftTokens::Fixed(k) => Some(k),
+            },
             ..request
         };
         let answer = match converse(target, request, self.stop, &mut |_| Ok(())).await {
@@ -215,10 +233,16 @@ fn first_difference_in_text(expected: &str, found: &str) -> Option<usize> {
     (n_equal < expected.len() || n_equal < found.len()).then_some(n_equal)
 }
 
-fn run_report(set: &ShardSet, cases: Vec<CaseReport>, started: Instant) -> RunReport {
+fn run_report(
+    set: &ShardSet,
+    k: DraftTokens,
+    cases: Vec<CaseReport>,
+    started: Instant,
+) -> RunReport {
     RunReport {
         stages: set.manifest.n_stages(),
         weights: set.manifest.weights.to_string(),
+        k: k.to_string(),
         cases_equal: cases.iter().filter(|case| case.is_equal()).count(),
         cases_total: cases.len(),
         elapsed_s: started.elapsed().as_secs_f64(),
@@ -236,10 +260,10 @@ fn describe(run: &RunReport) -> String {
             text.push_str(&format!("           {form}: {verdict}\n"));
         }
     }
-    let RunReport { stages, weights, cases_equal, cases_total, elapsed_s, .. } = run;
+    let RunReport { stages, weights, k, cases_equal, cases_total, elapsed_s, .. } = run;
     let plural = if *stages == 1 { "stage" } else { "stages" };
     format!(
-        "{stages} {plural}, {weights} weights: {cases_equal} of {cases_total} cases equal in \
+        "{stages} {plural}, {weights} weights, k {k}: {cases_equal} of {cases_total} cases equal in \
          {elapsed_s:.1} s\n{text}"
     )
 }
@@ -268,13 +292,14 @@ mod tests {
         let run = RunReport {
             stages: 3,
             weights: "exact".to_owned(),
+            k: "auto".to_owned(),
             cases_equal: 1,
             cases_total: 2,
             elapsed_s: 1.0,
             cases: vec![case(0, equal.clone()), case(1, Verdict::of_output(&[1], &[7]))],
         };
         let text = describe(&run);
-        assert!(text.starts_with("3 stages, exact weights: 1 of 2 cases equal"), "{text}");
+        assert!(text.starts_with("3 stages, exact weights, k auto: 1 of 2 cases equal"), "{text}");
         assert!(text.contains("ok     0 kind-0\n  DIFF   1 kind-1\n"), "{text}");
         assert!(text.contains("token prompt: output differs at token 0: expected 1, found 7"));
         assert!(!text.contains("text prompt:"), "{text}");

@@ -6,6 +6,7 @@ pub mod client;
 pub mod command;
 pub mod console;
 pub mod discover;
+pub mod draft;
 pub mod exit;
 pub mod local;
 pub mod progress;

@@ -12,6 +12,7 @@ use stagebus_worker::{EngineChoice, ProfileChoice};
 use tokio_util::sync::CancellationToken;
 
 use crate::ask::converse::Target;
+use crate::draft::DraftArgs;
 use crate::source::{self, Cut, SourceArgs};
 use crate::weights;
 
@@ -50,6 +51,9 @@ pub struct LocalArgs {
     /// Inference threads of each worker; 0 leaves it to the device
     #[arg(long, value_name = "N")]
     threads: Option<u16>,
+
+    #[command(flatten)]
+    draft: DraftArgs,
 }
 
 /// What a command adds to its options.
@@ -93,7 +97,7 @@ impl LocalArgs {
     /// unless `broker` names a running one.
     ///
     /// # Errors
-    /// The running program cannot be found.
+    /// The running program cannot be found, or the draft model cannot be used.
     pub fn spec(
         &self,
         set: &ShardSet,
@@ -108,6 +112,11 @@ impl LocalArgs {
             Some(url) => spec.broker = BrokerChoice::Running(url),
             // The configuration may be that of another broker, with TLS.
             None => spec.settings.push("broker.tls.required=false".to_owned()),
+        }
+        // The test engine knows no language, so nothing drafts for it.
+        if self.engine != Some(EngineChoice::Test) {
+            let cache = self.source.cache.as_deref();
+            spec.settings.extend(self.draft.settings(set, cache, process)?);
         }
         spec.settings.extend(process.set.iter().cloned());
         let named = [
@@ -137,6 +146,7 @@ impl LocalArgs {
         ]
         .into_iter()
         .find_map(|(option, given)| given.then_some(option))
+        .or_else(|| self.draft.first_given())
     }
 
     /// Number of workers of each stage.

@@ -123,7 +123,7 @@ fn default_model() -> anyhow::Result<PathBuf> {
 }
 
 /// The cache folder: inside the runtime folder if there is one, else in the user's cache.
-fn default_cache() -> anyhow::Result<PathBuf> {
+pub(crate) fn default_cache() -> anyhow::Result<PathBuf> {
     if let Some(runtime) = stagebus_settings::runtime_dir() {
         return Ok(runtime.join("shards"));
     }

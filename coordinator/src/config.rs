@@ -1,6 +1,7 @@
 //! The table `[coordinator]`, and everything that a coordinator needs to run.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -69,16 +70,36 @@ enum NumberOrText {
     Text(String),
 }
 
+impl FromStr for DraftTokens {
+    type Err = DraftSettingError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        text.parse().map(Self::Fixed).map_err(|_not_a_number| DraftSettingError {
+            found: text.to_owned(),
+            expected: "auto or a number of tokens",
+        })
+    }
+}
+
+impl std::fmt::Display for DraftTokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Fixed(n) => n.fmt(f),
+        }
+    }
+}
+
 impl TryFrom<NumberOrText> for DraftTokens {
     type Error = DraftSettingError;
 
     fn try_from(value: NumberOrText) -> Result<Self, Self::Error> {
         match value {
             NumberOrText::Number(n) => Ok(Self::Fixed(n)),
-            NumberOrText::Text(text) if text == "auto" => Ok(Self::Auto),
-            NumberOrText::Text(text) => text.parse().map(Self::Fixed).map_err(|_not_a_number| {
-                DraftSettingError { found: text, expected: "auto or a number of tokens" }
-            }),
+            NumberOrText::Text(text) => text.parse(),
         }
     }
 }
@@ -249,6 +270,19 @@ impl CoordinatorSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn draft_lengths_are_numbers_or_auto() {
+        let read =
+            |json: &str| serde_json::from_str::<DraftTokens>(json).map_err(|e| e.to_string());
+        assert_eq!(read("7"), Ok(DraftTokens::Fixed(7)));
+        assert_eq!(read(r#""7""#), Ok(DraftTokens::Fixed(7)));
+        assert_eq!(read(r#""auto""#), Ok(DraftTokens::Auto));
+        assert!(read(r#""some""#).unwrap_err().contains("auto or a number"));
+        let long = DraftTokens::Fixed(11);
+        let settings = CoordinatorSettings { draft_tokens: long, ..CoordinatorSettings::default() };
+        assert_eq!(settings.validate().unwrap_err().key, "draft_tokens");
+    }
 
     #[test]
     fn the_defaults_are_valid_and_a_wrong_value_is_named() {

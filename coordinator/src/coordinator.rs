@@ -12,6 +12,7 @@
 //! number is bounded by the requests under way, and they end with the owner.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -84,7 +85,8 @@ pub async fn run(
     on_ready: impl FnOnce(&Ready),
 ) -> Result<(), CoordinatorError> {
     config.settings.validate()?;
-    let (model, hidden_dim) = load_model(&config)?;
+    let loaded = load(&config).await?;
+    let (model, hidden_dim) = (loaded.model, loaded.hidden_dim);
     let id = CoordinatorId::random();
     let options = BusOptions {
         connect_wait: CONNECT_WAIT,
@@ -95,9 +97,8 @@ pub async fn run(
             &format!("coordinator {id}"),
         )?
     };
-    let draft = drafting::start(&config)?;
     let mut settings = config.settings.clone();
-    if matches!(draft, DraftHost::Off) {
+    if matches!(loaded.draft, DraftHost::Off) {
         settings.max_draft_tokens = 0;
     }
     let bus = Bus::connect(options).await?;
@@ -119,7 +120,7 @@ pub async fn run(
         drain: config.settings.drain(),
         announce: config.settings.announce(),
         state: State::new(name, settings, model, max_chunk_rows),
-        draft,
+        draft: loaded.draft,
         steps: StepMessages::default(),
         bus: bus.clone(),
         subjects,
@@ -136,10 +137,28 @@ pub async fn run(
     outcome
 }
 
-fn load_model(config: &CoordinatorConfig) -> Result<(Model, usize), CoordinatorError> {
-    let shards = ShardSet::open(&config.shards)?;
-    shards.verify_text()?;
-    let text = Arc::new(TextModel::load(&config.shards)?);
+/// What is read at the start.
+struct Loaded {
+    model: Model,
+    hidden_dim: usize,
+    draft: DraftHost,
+}
+
+/// Reads the shard set's text files and loads the drafter, off the async threads.
+async fn load(config: &CoordinatorConfig) -> Result<Loaded, CoordinatorError> {
+    let (path, settings) = (config.shards.clone(), config.settings.clone());
+    let loading = tokio::task::spawn_blocking(move || {
+        let shards = ShardSet::open(&path)?;
+        shards.verify_text()?;
+        let draft = drafting::start(&settings, &shards)?;
+        let hidden_dim = shards.manifest.dims.hidden_dim;
+        Ok(Loaded { model: load_model(shards, &path)?, hidden_dim, draft })
+    });
+    loading.await.map_err(|error| CoordinatorError::Thread(error.into()))?
+}
+
+fn load_model(shards: ShardSet, path: &Path) -> Result<Model, CoordinatorError> {
+    let text = Arc::new(TextModel::load(path)?);
     let manifest = shards.manifest;
     let n_stages = manifest.n_stages();
     let identity = ShardSetIdentity {
@@ -159,7 +178,7 @@ fn load_model(config: &CoordinatorConfig) -> Result<(Model, usize), CoordinatorE
         ),
         eos_ids: manifest.eos_ids,
     };
-    Ok((model, manifest.dims.hidden_dim))
+    Ok(model)
 }
 
 fn dimension(name: &'static str, found: usize) -> Result<u32, CoordinatorError> {

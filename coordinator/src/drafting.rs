@@ -5,18 +5,21 @@
 //! most one draft under way, so what waits is bounded by the sessions.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use stagebus_draft::drafter::{DraftRequest, Drafter, NgramDrafter};
+use stagebus_draft::drafter::{DraftRequest, Drafter, HybridDrafter, ModelDrafter, NgramDrafter};
 use stagebus_draft::sampling::SamplingParams;
-use stagebus_engine::SessionKey;
+use stagebus_engine::{EngineKind, EngineOptions, SessionKey};
 use stagebus_schemas::ids::SessionId;
+use stagebus_settings::find_openvino;
+use stagebus_shards::ShardSet;
 use tokio::sync::mpsc;
 use tracing::{error, warn};
 
-use crate::config::{CoordinatorConfig, DraftChoice};
+use crate::config::{CoordinatorSettings, DraftChoice};
 use crate::error::CoordinatorError;
 
 /// Commands beyond the channel's capacity after which the drafter counts as hung.
@@ -82,16 +85,51 @@ pub(crate) struct DraftThread {
 /// Shortest match after which prompt look-up proposes: shorter ones seldom go on as before.
 const MIN_MATCH: usize = 3;
 
-/// Starts the drafter that the settings name.
+/// Memory for the draft model's KV blocks. A token takes about a kilobyte.
+const DRAFT_KV_BYTES: u64 = 256 << 20;
+
+/// Prompt rows that the draft model takes in per call while nobody waits for a draft.
+const INTAKE_ROWS: usize = 512;
+
+/// Starts the drafter that the settings name. Loading a draft model takes about a second.
 ///
 /// # Errors
-/// The draft model cannot be used, or there is no thread for it.
-pub(crate) fn start(config: &CoordinatorConfig) -> Result<DraftHost, CoordinatorError> {
-    let settings = &config.settings;
-    match settings.draft {
-        DraftChoice::Off => Ok(DraftHost::Off),
-        _ => Ok(DraftHost::Inline(Box::new(NgramDrafter::new(MIN_MATCH)))),
-    }
+/// [`CoordinatorError::NoDraftModel`], [`CoordinatorError::Draft`]: the draft model is not given or
+/// cannot be used. [`CoordinatorError::Thread`]: there is no thread for it.
+pub(crate) fn start(
+    settings: &CoordinatorSettings,
+    target: &ShardSet,
+) -> Result<DraftHost, CoordinatorError> {
+    let draft_shards = settings.draft_shards.as_deref();
+    let model = || draft_shards.ok_or(CoordinatorError::NoDraftModel);
+    let drafter: Box<dyn Drafter> = match (settings.draft, draft_shards) {
+        (DraftChoice::Off, _) => return Ok(DraftHost::Off),
+        (DraftChoice::Ngram, _) | (DraftChoice::Auto, None) => {
+            return Ok(DraftHost::Inline(Box::new(NgramDrafter::new(MIN_MATCH))));
+        }
+        (DraftChoice::Model, _) => Box::new(load(settings, model()?, target)?),
+        (DraftChoice::Hybrid | DraftChoice::Auto, _) => {
+            Box::new(HybridDrafter::new(load(settings, model()?, target)?))
+        }
+    };
+    // A session has one draft under way, and may have been opened and closed meanwhile.
+    DraftHost::start_thread(drafter, 4 * settings.max_sessions)
+}
+
+fn load(
+    settings: &CoordinatorSettings,
+    draft_shards: &Path,
+    target: &ShardSet,
+) -> Result<ModelDrafter, CoordinatorError> {
+    let library = find_openvino().map_err(CoordinatorError::Runtime)?;
+    let options = EngineOptions {
+        threads: (settings.draft_threads > 0).then_some(usize::from(settings.draft_threads)),
+        max_sessions: settings.max_sessions,
+        kv_bytes: Some(DRAFT_KV_BYTES),
+        ..EngineOptions::default()
+    };
+    let path = Some(library.path());
+    Ok(ModelDrafter::load(EngineKind::Auto, draft_shards, target, path, &options)?)
 }
 
 impl DraftHost {
@@ -186,21 +224,43 @@ fn failed(command: DraftCommand) -> Option<Drafted> {
     }
 }
 
-/// The thread: ends when the owner does.
+/// The thread: ends when the owner does. While nobody waits for a draft it takes in prompts, so
+/// that the first draft of a session does not have to.
 fn serve(
     mut drafter: Box<dyn Drafter>,
     inbox: &Receiver<DraftCommand>,
     outbox: &mpsc::Sender<Vec<Drafted>>,
 ) {
-    while let Ok(command) = inbox.recv() {
+    let mut intake = VecDeque::new();
+    loop {
         let mut orders = Vec::new();
-        take(drafter.as_mut(), command, &mut orders);
-        for command in inbox.try_iter() {
-            take(drafter.as_mut(), command, &mut orders);
-        }
-        if !orders.is_empty() && outbox.blocking_send(draft(drafter.as_mut(), &orders)).is_err() {
+        let first = if intake.is_empty() { inbox.recv().ok() } else { inbox.try_recv().ok() };
+        if first.is_none() && intake.is_empty() {
             return;
         }
+        for command in first.into_iter().chain(inbox.try_iter()) {
+            if let DraftCommand::Open(session, prompt) = &command {
+                intake.push_back((*session, prompt.len().div_ceil(INTAKE_ROWS)));
+            }
+            take(drafter.as_mut(), command, &mut orders);
+        }
+        if orders.is_empty() {
+            take_in(drafter.as_mut(), &mut intake);
+        } else if outbox.blocking_send(draft(drafter.as_mut(), &orders)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Takes in some rows of the prompt that waits for longest.
+fn take_in(drafter: &mut dyn Drafter, intake: &mut VecDeque<(SessionId, usize)>) {
+    let Some((session, calls_left)) = intake.pop_front() else { return };
+    let params = SamplingParams::default();
+    let request = DraftRequest { session: key_of(session), n: 0, params: &params };
+    if let Err(error) = drafter.draft(&[request]) {
+        warn!(error = &error as &dyn std::error::Error, "prompt was not taken in");
+    } else if calls_left > 1 {
+        intake.push_back((session, calls_left - 1));
     }
 }
 

@@ -1,9 +1,10 @@
 //! Why a coordinator does not start, or ends.
 
 use stagebus_bus::{BusError, PublishError, SeedError, SubscribeError};
+use stagebus_draft::drafter::DraftLoadError;
 use stagebus_schemas::ids::IdError;
-use stagebus_settings::SettingsError;
 use stagebus_settings::logging::LogError;
+use stagebus_settings::{RuntimeError, SettingsError};
 use stagebus_shards::ShardSetError;
 use stagebus_shards::text::TextError;
 
@@ -28,6 +29,15 @@ pub enum CoordinatorError {
     /// The tokenizer or the chat template cannot be used.
     #[error("tokenizer or chat template cannot be used")]
     Text(#[from] TextError),
+    /// A draft model is asked for and none is given.
+    #[error("coordinator.draft asks for a draft model: set coordinator.draft_shards")]
+    NoDraftModel,
+    /// The draft model cannot be used.
+    #[error("draft model cannot be used")]
+    Draft(#[from] DraftLoadError),
+    /// OpenVINO, which runs the draft model, is not there.
+    #[error("the draft model cannot run")]
+    Runtime(#[source] RuntimeError),
     /// The model's name cannot be a subject token.
     #[error("model name of the shard set cannot be used")]
     ModelName(#[from] IdError),

@@ -7,7 +7,6 @@ mod action;
 mod client;
 mod config;
 mod coordinator;
-#[cfg_attr(not(test), expect(dead_code, reason = "the thread serves draft models"))]
 mod drafting;
 mod error;
 mod fault;

@@ -152,11 +152,13 @@ pub struct RunReport {
     pub stages: usize,
     /// How the weights were mapped.
     pub weights: String,
+    /// Tokens drafted per step, or `auto`.
+    pub k: String,
     /// Cases that are equal in both forms.
     pub cases_equal: usize,
     /// Cases of the file.
     pub cases_total: usize,
-    /// Time of the run, fleet start and stop included, in seconds.
+    /// Time of the run, in seconds.
     pub elapsed_s: f64,
     /// The cases.
     pub cases: Vec<CaseReport>,
