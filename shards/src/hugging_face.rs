@@ -19,7 +19,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 pub use error::{HfError, HfErrorKind};
 
 pub(crate) use config::ConfigJson;
-pub(crate) use token_rank::most_frequent;
+pub(crate) use token_rank::{most_frequent, n_ranked};
 
 use crate::gguf::GgmlType;
 use crate::map::Map;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::hugging_face::{CONFIG_FILE, ConfigJson, HfError, WEIGHTS_FILE};
+use crate::hugging_face::{CONFIG_FILE, ConfigJson, HfError, WEIGHTS_FILE, n_ranked};
 use crate::manifest::{WeightMode, hex};
 use crate::shard::{ShardError, ShardRequest, shard};
 use crate::shard_set::{ShardSet, ShardSetError, hash_file};
@@ -18,6 +18,10 @@ use crate::text::{TextError, tokenizer_fingerprint};
 
 /// The field of a draft's `config.json` that names its tokenizer.
 const TOKENIZER_FIELD: &str = "tokenizer_sha256";
+
+/// Rows of a draft's head that pay: with SmolLM2's draft, 98 % of what the target writes, one
+/// point of agreement less than the whole head, and two thirds of the time.
+pub const DEFAULT_HEAD_TOKENS: usize = 16_384;
 
 /// Digits of a hash in a folder's name.
 const KEY_DIGITS: usize = 16;
@@ -29,7 +33,8 @@ pub struct DraftSearch<'a> {
     pub folders: &'a [PathBuf],
     /// Where shard sets of drafts are kept. Created if it is missing.
     pub cache_dir: &'a Path,
-    /// As [`ShardRequest::head_tokens`].
+    /// Cuts the head to this many of the most frequent tokens, if the draft ranks its tokens;
+    /// `None` keeps it whole. [`DEFAULT_HEAD_TOKENS`] is a good number.
     pub head_tokens: Option<usize>,
 }
 
@@ -98,7 +103,9 @@ pub fn known_draft(
     target: &ShardSet,
 ) -> Result<Option<ShardSet>, KnownDraftError> {
     let Some(source) = find_draft(search.folders, target)? else { return Ok(None) };
-    let out_dir = search.cache_dir.join(cache_name(&source, search.head_tokens, target)?);
+    let n_ranked = n_ranked(&source);
+    let head_tokens = search.head_tokens.filter(|n| *n < n_ranked);
+    let out_dir = search.cache_dir.join(cache_name(&source, head_tokens, target)?);
     if !out_dir.is_dir() {
         fs::create_dir_all(search.cache_dir)
             .map_err(|source| KnownDraftError::Io { path: search.cache_dir.to_owned(), source })?;
@@ -110,7 +117,7 @@ pub fn known_draft(
             weights: WeightMode::Exact,
             model_name: None,
             tokenizer_from: Some(target.dir.clone()),
-            head_tokens: search.head_tokens,
+            head_tokens,
             force: false,
         };
         match shard(&request, &mut |_| {}) {

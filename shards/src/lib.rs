@@ -31,7 +31,7 @@ mod source;
 mod tensor;
 mod weights;
 
-pub use known_draft::{DraftSearch, KnownDraftError, find_draft, known_draft};
+pub use known_draft::{DEFAULT_HEAD_TOKENS, DraftSearch, KnownDraftError, find_draft, known_draft};
 pub use manifest::{Manifest, WeightMode};
 pub use shard::{Progress, ShardError, ShardRequest, shard};
 pub use shard_set::{ShardSet, ShardSetError};

@@ -11,6 +11,14 @@ const RANK_U16: &str = "token_rank.u16";
 /// The rank of a larger vocabulary, u32 little-endian.
 const RANK_U32: &str = "token_rank.u32";
 
+/// Number of tokens that a folder ranks; none without a rank.
+pub(crate) fn n_ranked(dir: &Path) -> usize {
+    let n = |name: &str, bytes: u64| {
+        fs::metadata(dir.join(name)).ok().map(|file| (file.len() / bytes) as usize)
+    };
+    n(RANK_U32, 4).or_else(|| n(RANK_U16, 2)).unwrap_or(0)
+}
+
 /// The `n` most frequent tokens, ascending.
 ///
 /// # Errors

@@ -48,6 +48,9 @@ fn the_draft_of_the_same_tokenizer_is_found_and_made_once() {
     assert_eq!(fs::metadata(set.dir.join("manifest.json")).unwrap().modified().unwrap(), made);
     let whole = DraftSearch { head_tokens: None, ..search };
     assert_ne!(known_draft(&whole, &target).unwrap().unwrap().dir, set.dir);
+    // More rows than the draft ranks: the whole head.
+    let large = DraftSearch { head_tokens: Some(7), ..search };
+    assert_eq!(known_draft(&large, &target).unwrap().unwrap().manifest.n_head_rows(), 6);
     let nowhere = DraftSearch { folders: &none, ..search };
     assert!(known_draft(&nowhere, &target).unwrap().is_none());
 }

@@ -204,3 +204,34 @@ fn interleaved_rows_come_out_as_halves() {
         assert_eq!(found, expected);
     }
 }
+
+#[test]
+fn row_scaled_matrices_give_code_times_scale_in_the_order_asked_for() {
+    let dir = TempDir::new().unwrap();
+    let (n_rows, n_cols) = (5, 6);
+    let codes: Vec<i8> = (0..n_rows * n_cols).map(|idx| (idx * 37 % 256) as u8 as i8).collect();
+    let scales: Vec<f32> = (0..n_rows).map(|row| 0.01 * (row + 1) as f32).collect();
+    let source = dir.path().join("codes");
+    std::fs::write(&source, codes.iter().map(|code| *code as u8).collect::<Vec<u8>>()).unwrap();
+    let map = crate::map::Map::open(&source).unwrap();
+    let scale_bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let tensor = Tensor::new(Encoding::RowScaledI8, (n_rows, n_cols), (&map, 0..codes.len()));
+    let tensor = tensor.with_scales(&scale_bytes);
+    for order in [RowOrder::Plain, RowOrder::Picked(&[0, 2, 3])] {
+        let n_taken = if order == RowOrder::Plain { n_rows } else { 3 };
+        let rows = Rows::stack(&[(tensor, order, n_taken)]);
+        let path = dir.path().join("w.bin");
+        let mut graph = Graph::new(BinWriter::create(&path).unwrap());
+        let layout = layout(rows.encoding(), WeightMode::Compact).unwrap();
+        let stored = store(&mut graph, &rows, layout).unwrap();
+        let found = evaluate(graph, stored, n_cols, &path);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(found.len(), n_taken * n_cols);
+        for (idx, value) in found.into_iter().enumerate() {
+            let row = order.source_row(idx / n_cols);
+            let code = codes[row * n_cols + idx % n_cols];
+            let expected = f64::from(code) * f64::from(scales[row]);
+            assert!((value - expected).abs() < 1e-12, "row {row}: {value} against {expected}");
+        }
+    }
+}
