@@ -54,6 +54,11 @@ pub struct LocalArgs {
 
     #[command(flatten)]
     draft: DraftArgs,
+
+    /// Where tokens are chosen: on the last stage, or in the coordinator from whole rows of logits
+    /// [default: token]
+    #[arg(long, value_name = "MODE", value_parser = ["token", "full"])]
+    head: Option<String>,
 }
 
 /// What a command adds to its options.
@@ -124,6 +129,7 @@ impl LocalArgs {
             ("worker.engine", self.engine.map(|engine| engine.kind().to_string())),
             ("worker.device", self.device.clone()),
             ("worker.threads", self.threads.map(|n| n.to_string())),
+            ("coordinator.head", self.head.clone()),
         ];
         for (key, value) in named {
             spec.settings.extend(value.map(|value| format!("{key}={value}")));
@@ -143,6 +149,7 @@ impl LocalArgs {
             ("--engine", self.engine.is_some()),
             ("--device", self.device.is_some()),
             ("--threads", self.threads.is_some()),
+            ("--head", self.head.is_some()),
         ]
         .into_iter()
         .find_map(|(option, given)| given.then_some(option))

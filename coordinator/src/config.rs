@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stagebus_draft::control::MAX_DRAFT_TOKENS;
+use stagebus_schemas::messages::control::HeadMode;
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_settings::BrokerSettings;
 
@@ -149,6 +150,9 @@ pub struct CoordinatorSettings {
     pub drain_ms: u64,
     /// Interval of announcements, in milliseconds.
     pub announce_ms: u32,
+    /// Where tokens are chosen: on the last stage (`token`), or here from whole rows of logits
+    /// (`full`).
+    pub head: HeadMode,
     /// How long a session that lost a worker waits for another one, in milliseconds.
     pub recovery_wait_ms: u64,
     /// How long a session that had to give way waits for room, in milliseconds.
@@ -178,6 +182,7 @@ impl Default for CoordinatorSettings {
             step_timeout_ms: 30_000,
             drain_ms: 10_000,
             announce_ms: 500,
+            head: HeadMode::Token,
             recovery_wait_ms: 10_000,
             preempted_wait_ms: 600_000,
             draft: DraftChoice::Auto,

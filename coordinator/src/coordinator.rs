@@ -22,7 +22,7 @@ use stagebus_schemas::codec::{self, encode_public};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, ModelName, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{
-    Control, ControlAction, ControlOutcome, ControlReply, Open,
+    Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Open,
 };
 use stagebus_schemas::messages::forward::{Forward, MAX_ROWS, MAX_STEPS, Step};
 use stagebus_schemas::messages::public::{Event, Limits, PromptInput};
@@ -42,8 +42,8 @@ use crate::drafting::{self, DraftCommand, DraftHost};
 use crate::error::CoordinatorError;
 use crate::fleet_view::ShardSetIdentity;
 use crate::inputs::{Inputs, Wake};
-use crate::prefill::{MIN_CHUNK_ROWS, rows_per_message};
-use crate::state::{Model, Name, State};
+use crate::prefill::{MIN_CHUNK_ROWS, logits_rows_per_message, rows_per_message};
+use crate::state::{Model, Name, State, StepLimits};
 
 /// How long the start waits for a broker that is not there yet.
 const CONNECT_WAIT: Duration = Duration::from_secs(10);
@@ -102,7 +102,10 @@ pub async fn run(
         settings.max_draft_tokens = 0;
     }
     let bus = Bus::connect(options).await?;
-    let max_chunk_rows = max_chunk_rows(&config, &model, hidden_dim, bus.max_payload())?;
+    let limits = StepLimits {
+        chunk_rows: max_chunk_rows(&config, &model, hidden_dim, bus.max_payload())?,
+        wanted_rows: max_wanted_rows(&config, &model, bus.max_payload())?,
+    };
     let subjects = Subjects::new(&model.identity.model);
     let ready = Ready {
         ready: true,
@@ -119,7 +122,7 @@ pub async fn run(
         open_timeout: config.settings.open_timeout(),
         drain: config.settings.drain(),
         announce: config.settings.announce(),
-        state: State::new(name, settings, model, max_chunk_rows),
+        state: State::new(name, settings, model, limits),
         draft: loaded.draft,
         steps: StepMessages::default(),
         bus: bus.clone(),
@@ -202,6 +205,22 @@ fn max_chunk_rows(
         return Err(CoordinatorError::MaxPayload { max_payload, rows, needed, hidden_dim });
     }
     Ok(configured.min(rows))
+}
+
+/// Rows of one step whose tokens are wanted: what fits a message if it carries their logits.
+fn max_wanted_rows(
+    config: &CoordinatorConfig,
+    model: &Model,
+    max_payload: usize,
+) -> Result<usize, CoordinatorError> {
+    if config.settings.head == HeadMode::Token {
+        return Ok(MAX_ROWS);
+    }
+    let vocab_size = model.limits.vocab_size;
+    match logits_rows_per_message(max_payload, vocab_size as usize) {
+        0 => Err(CoordinatorError::LogitsPayload { max_payload, vocab_size }),
+        rows => Ok(rows),
+    }
 }
 
 /// The owner.

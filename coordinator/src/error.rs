@@ -76,6 +76,17 @@ pub enum CoordinatorError {
         /// Elements of a row.
         hidden_dim: usize,
     },
+    /// The broker's messages are too small for a row of logits.
+    #[error(
+        "coordinator.head is \"full\", but a row of {vocab_size} logits does not fit the broker's \
+         max_payload of {max_payload} bytes"
+    )]
+    LogitsPayload {
+        /// The broker's limit.
+        max_payload: usize,
+        /// Elements of a row.
+        vocab_size: u32,
+    },
     /// The thread that watches standard input cannot be started.
     #[error("cannot watch standard input")]
     Thread(#[source] std::io::Error),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use stagebus_draft::sampling::SamplingError;
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{StageIndex, StepNumber};
 
@@ -28,6 +29,14 @@ pub(crate) enum Fault {
     /// The last stage chose a token that the model does not have.
     #[error("the last stage chose token {token}, the vocabulary has {vocab_size}")]
     Token { token: u32, vocab_size: u32 },
+    /// No token is left to choose from the logits.
+    #[error("no token can be chosen{}", if *is_biased { ": logit_bias leaves none" } else { "" })]
+    NoToken {
+        /// Whether the request forbids or prefers tokens.
+        is_biased: bool,
+        #[source]
+        source: SamplingError,
+    },
     /// A step or an event could not be handed to the broker.
     #[error("the connection to the broker is not available")]
     Unsent,
@@ -50,6 +59,7 @@ impl Fault {
             Self::WorkerGone { .. } | Self::NoAnswer { .. } | Self::Gap { .. } => true,
             Self::WrongRows
             | Self::Token { .. }
+            | Self::NoToken { .. }
             | Self::Unsent
             | Self::Shutdown
             | Self::Transition(_) => false,
@@ -71,7 +81,10 @@ impl Fault {
             | Self::Gap { .. }
             | Self::Unsent
             | Self::Shutdown => ErrorClass::StageUnavailable,
-            Self::WrongRows | Self::Token { .. } | Self::Transition(_) => ErrorClass::Internal,
+            Self::NoToken { is_biased: true, .. } => ErrorClass::InvalidRequest,
+            Self::WrongRows | Self::Token { .. } | Self::NoToken { .. } | Self::Transition(_) => {
+                ErrorClass::Internal
+            }
         }
     }
 

@@ -11,6 +11,7 @@ mod drafting;
 mod error;
 mod fault;
 mod fleet_view;
+mod full_head;
 mod inputs;
 mod logprobs;
 mod prefill;

@@ -22,6 +22,13 @@ pub(crate) fn rows_per_message(max_payload: usize, hidden_dim: usize) -> usize {
     max_payload.saturating_sub(ENVELOPE_BYTES) / (hidden_dim * ELEMENT_BYTES + ROW_BYTES)
 }
 
+/// Returns the rows whose logits fit one message from the last stage.
+///
+/// **Units**: `max_payload` in bytes, `vocab_size` in elements.
+pub(crate) fn logits_rows_per_message(max_payload: usize, vocab_size: usize) -> usize {
+    max_payload.saturating_sub(ENVELOPE_BYTES) / (vocab_size * ELEMENT_BYTES)
+}
+
 /// Returns the sizes of the chunks for `n_rows` rows, none above `max_rows`, differing by at most
 /// one row, the larger ones first.
 ///
@@ -57,6 +64,8 @@ mod tests {
         // 1 MiB, f32, 4,096 elements: 63 rows of 16 KiB and the envelope.
         assert_eq!(rows_per_message(1 << 20, 4096), 63);
         assert_eq!(rows_per_message(1024, 4096), 0);
+        // 1 MiB, 49,152 logits: five rows of 192 KiB and the envelope.
+        assert_eq!(logits_rows_per_message(1 << 20, 49_152), 5);
     }
 
     #[test]

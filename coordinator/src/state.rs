@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stagebus_draft::costs::StepCostModel;
+use stagebus_draft::sampling::Sampler;
 use stagebus_schemas::ids::{CoordinatorId, SessionId, WorkerId};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement, WorkerState};
 use stagebus_schemas::messages::head::HeadRow;
@@ -86,6 +87,15 @@ pub(crate) struct Counters {
     pub(crate) announcements_refused: u64,
 }
 
+/// What one step may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepLimits {
+    /// Rows of a prompt chunk.
+    pub(crate) chunk_rows: usize,
+    /// Rows whose tokens are wanted.
+    pub(crate) wanted_rows: usize,
+}
+
 /// The state of a coordinator.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -93,7 +103,8 @@ pub(crate) struct State {
     settings: CoordinatorSettings,
     model: Model,
     /// Most rows of a prompt chunk.
-    max_chunk_rows: usize,
+    limits: StepLimits,
+    sampler: Sampler,
     fleet: FleetView,
     /// Where prompts have run lately.
     prefixes: PrefixIndex,
@@ -135,12 +146,13 @@ impl State {
         name: Name,
         settings: CoordinatorSettings,
         model: Model,
-        max_chunk_rows: usize,
+        limits: StepLimits,
     ) -> Self {
         Self {
             name,
             settings,
-            max_chunk_rows,
+            limits,
+            sampler: Sampler::default(),
             fleet: FleetView::new(model.identity.clone()),
             model,
             prefixes: PrefixIndex::default(),

@@ -177,6 +177,13 @@ impl Running {
         self.in_flight.iter().any(|in_flight| in_flight.step == step)
     }
 
+    /// Positions whose next tokens a step chooses, and the tokens that it verifies, if its answer
+    /// is the next to come.
+    pub(crate) fn expected(&self, epoch: Epoch, step: StepNumber) -> Option<(&[u32], &[u32])> {
+        let oldest = self.in_flight.front().filter(|oldest| oldest.step == step)?;
+        (self.epoch == epoch).then_some((&oldest.wanted, &oldest.drafted))
+    }
+
     pub(super) fn send(&mut self, session: SessionId, rows: Rows, now: Instant) -> Effect {
         let Rows { phase, start_pos, tokens, wanted, drafted } = rows;
         let step = self.next_step;

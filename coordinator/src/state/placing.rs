@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{SessionId, StageIndex, WorkerId};
-use stagebus_schemas::messages::control::{Close, HeadMode, Open};
+use stagebus_schemas::messages::control::{Close, Open};
 use stagebus_schemas::messages::public::Event;
 use tracing::{debug, warn};
 
@@ -118,7 +118,7 @@ impl State {
             prompt_len: u32::try_from(session.prompt.len()).unwrap_or(u32::MAX),
             max_len,
             sampling: session.sampling.as_ref().clone(),
-            head: HeadMode::Token,
+            head: self.settings.head,
             priority: session.priority,
         };
         let answers = vec![None; route.len()];
@@ -183,7 +183,7 @@ impl State {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let start_pos = usable_prefix(cached_len, session.prompt.len());
         self.prefixes.note(&session.prompt, &opened.route);
-        let fill = session.plan_fill(start_pos, self.max_chunk_rows);
+        let fill = session.plan_fill(start_pos, self.limits.chunk_rows);
         debug!(session_id = %id, n_tokens = session.prompt.len(), kv_len = start_pos, "session opened");
         session.placement = Placement { epoch: session.placement.epoch, ..Placement::default() };
         let running = Running::new(opened.epoch, opened.route, start_pos, fill, now);

@@ -15,6 +15,7 @@ use super::{State, Unsettled};
 use crate::action::Effect;
 use crate::drafting::Drafted;
 use crate::fault::Fault;
+use crate::full_head;
 use crate::logprobs;
 use crate::session::{Answer, Running};
 
@@ -77,7 +78,7 @@ impl State {
     pub(super) fn decode(&mut self, id: SessionId, now: Instant) {
         let costs = self.costs.costs(self.n_decoding);
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let room = session.draft_room();
+        let room = session.draft_room().min(self.limits.wanted_rows - 1);
         let k = if session.drafter.is_some() {
             session.speculation.next(costs.as_ref(), room)
         } else {
@@ -153,8 +154,27 @@ impl State {
         }
     }
 
+    /// Chooses the tokens of a step that came as logits.
+    fn chosen_here(&mut self, step: &HeadStep) -> Result<Option<HeadStep>, Fault> {
+        let (Some(logits), Some(session)) = (&step.logits, self.sessions.get(&step.session)) else {
+            return Ok(None);
+        };
+        let running = session.running();
+        let Some(rows) = running.and_then(|running| running.expected(step.epoch, step.step)) else {
+            return Ok(None);
+        };
+        let vocab_size = self.model.limits.vocab_size;
+        let rows = full_head::choose(&mut self.sampler, session, rows, logits, vocab_size)?;
+        Ok(Some(HeadStep { rows, logits: None, ..step.clone() }))
+    }
+
     fn on_answer(&mut self, step: &HeadStep, worker: &WorkerId, now: Instant) {
         let id = step.session;
+        let chosen = match self.chosen_here(step) {
+            Ok(chosen) => chosen,
+            Err(fault) => return self.on_session_fault(id, fault, now),
+        };
+        let step = chosen.as_ref().unwrap_or(step);
         let Some(session) = self.sessions.get_mut(&id) else {
             self.counters.late_answers += 1;
             return;

@@ -23,7 +23,7 @@ use stagebus_schemas::subjects::LostStep;
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
 
-use super::{Model, Name, State};
+use super::{Model, Name, State, StepLimits};
 use crate::action::{Action, Effect, Incoming, OpenAnswer, OpenFailure};
 use crate::client::Client;
 use crate::config::CoordinatorSettings;
@@ -61,8 +61,8 @@ impl Bench {
             eos_ids: manifest.eos_ids,
         };
         let name = Name { id: CoordinatorId::new("c").unwrap(), host: "h".to_owned() };
-        let max_chunk_rows = settings.prefill_chunk;
-        let state = State::new(name, settings, model, max_chunk_rows);
+        let limits = StepLimits { chunk_rows: settings.prefill_chunk, wanted_rows: 64 };
+        let state = State::new(name, settings, model, limits);
         Self { state, now: Instant::now(), effects: Vec::new() }
     }
 

@@ -8,7 +8,9 @@ use stagebus_engine::testing::TestModel;
 use stagebus_fleet::{BrokerOptions, LocalBroker};
 use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::ids::ModelName;
-use stagebus_schemas::messages::public::{Event, FinishReason, PromptRequest, Usage};
+use stagebus_schemas::messages::public::{
+    Event, FinishReason, PromptRequest, TokenLogprobs, Usage,
+};
 use stagebus_schemas::subjects::Subjects;
 use stagebus_settings::BrokerSettings;
 use stagebus_shards::Manifest;
@@ -151,6 +153,7 @@ pub(crate) struct Answer {
     pub(crate) n_token_events: usize,
     pub(crate) text: String,
     pub(crate) tokens: Vec<u32>,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
     pub(crate) done: Option<(FinishReason, Usage)>,
     pub(crate) error: Option<(ErrorClass, String, Option<u64>)>,
 }
@@ -167,7 +170,8 @@ impl Answer {
     pub(crate) fn add(&mut self, event: Event) {
         match event {
             Event::Accepted { .. } => self.n_accepted += 1,
-            Event::Token { text, tokens, .. } => {
+            Event::Token { text, tokens, logprobs, .. } => {
+                self.logprobs.extend(logprobs);
                 self.n_token_events += 1;
                 self.text.push_str(&text);
                 self.tokens.extend(tokens);

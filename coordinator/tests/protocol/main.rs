@@ -7,6 +7,7 @@ mod shard_set;
 
 mod fake_stage;
 mod harness;
+mod sampling;
 mod workers;
 
 use std::time::Duration;

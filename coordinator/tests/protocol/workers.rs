@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use crate::harness::{Answer, Bed, tokens};
 
 /// A worker that is ready.
-struct Worker {
+pub(crate) struct Worker {
     shutdown: stagebus_worker::Shutdown,
     tasks: JoinSet<Result<(), WorkerError>>,
 }
@@ -46,7 +46,7 @@ impl Worker {
     }
 }
 
-async fn workers(bed: &Bed, per_stage: usize) -> Vec<Worker> {
+pub(crate) async fn workers(bed: &Bed, per_stage: usize) -> Vec<Worker> {
     let mut workers = Vec::new();
     for stage in 0..bed.manifest.n_stages() {
         for _ in 0..per_stage {

@@ -1,0 +1,57 @@
+//! The head mode `full`: the last stage sends whole rows of logits, and tokens are chosen here.
+//!
+//! It exists to measure what choosing at the last stage saves; the same sampler gives the same
+//! tokens.
+
+use stagebus_draft::sampling::{History, Sampler, SamplingError};
+use stagebus_schemas::messages::head::HeadRow;
+use stagebus_schemas::tensor::{Dtype, Tensor};
+
+use crate::fault::Fault;
+use crate::session::Session;
+
+/// Chooses the tokens that follow the wanted rows of a step.
+///
+/// **Shape**: `logits` is `[n_wanted, vocab_size]`. `wanted` are the rows' positions: the last row
+/// of what stands, and then those of `drafted`.
+///
+/// # Errors
+/// [`Fault::WrongRows`] for logits of another shape, [`Fault::NoToken`].
+pub(crate) fn choose(
+    sampler: &mut Sampler,
+    session: &Session,
+    (wanted, drafted): (&[u32], &[u32]),
+    logits: &Tensor,
+    vocab_size: u32,
+) -> Result<Vec<HeadRow>, Fault> {
+    let shape = (logits.n_rows as usize, logits.hidden_dim, logits.dtype);
+    if shape != (wanted.len(), vocab_size, Dtype::F32) || wanted.len() > drafted.len() + 1 {
+        return Err(Fault::WrongRows);
+    }
+    let sampling = &session.sampling;
+    let mut history = History::new(session.prompt.len());
+    if sampling.needs_history() {
+        session.prompt.iter().chain(&session.output).for_each(|token| history.push(*token));
+    }
+    let row_bytes = vocab_size as usize * Dtype::F32.size_bytes();
+    let mut row = Vec::with_capacity(vocab_size as usize);
+    let mut rows = Vec::with_capacity(wanted.len());
+    for (index, (pos, bytes)) in wanted.iter().zip(logits.data.chunks_exact(row_bytes)).enumerate()
+    {
+        if index > 0 && sampling.needs_history() {
+            history.push(drafted[index - 1]);
+        }
+        row.clear();
+        row.extend(bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)));
+        let choice = sampler
+            .choose(&row, pos + 1, sampling, &history)
+            .map_err(|source| no_token(session, source))?;
+        let (token, logprob, top) = (choice.token, choice.logprob, choice.top);
+        rows.push(HeadRow { pos: *pos, token, logprob, top });
+    }
+    Ok(rows)
+}
+
+fn no_token(session: &Session, source: SamplingError) -> Fault {
+    Fault::NoToken { is_biased: !session.sampling.logit_bias.is_empty(), source }
+}
