@@ -10,6 +10,8 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result};
 
+use stagebus_shards::{DraftSearch, ShardSet, known_draft};
+
 use crate::program::Call;
 use crate::setup;
 
@@ -39,6 +41,19 @@ pub async fn get(n_stages: usize) -> Result<PathBuf> {
         return Err(error).with_context(|| format!("cannot make {}", target.display()));
     }
     Ok(target)
+}
+
+/// The shard set of the model's draft model, its head cut as a local fleet's is.
+///
+/// # Errors
+/// The set-up is missing, or it has no draft model.
+pub async fn draft() -> Result<PathBuf> {
+    let target = ShardSet::open(&get(1).await?)?;
+    let (folders, cache_dir) = (stagebus_settings::draft_folders(), cache()?);
+    let search =
+        DraftSearch { folders: &folders, cache_dir: &cache_dir, head_tokens: Some(16_384) };
+    let draft = known_draft(&search, &target)?;
+    Ok(draft.context("no draft model for the model: run `cargo xtask setup`")?.dir)
 }
 
 /// Copies a shard set for a test that spoils it.

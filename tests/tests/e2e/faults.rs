@@ -8,40 +8,53 @@ use stagebus_tests::wait;
 
 use crate::prompts::{self, cases, of_case};
 
-/// Kills the worker of `stage` that holds the only session while it generates. Steps may take for
-/// ever: only the knowledge that the worker is gone can end the session.
-async fn a_dead_worker_ends_its_session(stage: usize) -> Result<()> {
+/// Kills the worker of `stage` that holds the only session while it generates: the stream goes on
+/// with another worker as if nothing had happened. Steps may take for ever, so only the knowledge
+/// that the worker is gone can move the session.
+async fn a_session_survives_its_worker(stage: usize) -> Result<()> {
     let mut fleet = Fleet::start(2, |spec| {
         spec.workers_per_stage = 2;
         spec.settings.push("coordinator.step_timeout_ms=3600000".to_owned());
     })
     .await?;
-    let (answer, mut stream) = fleet.begin(&prompts::endless(), 3).await?;
+    let mut request = prompts::endless();
+    request["max_tokens"] = json!(120);
+    let alone = fleet.ask(&request).await?;
+    let (answer, mut stream) = fleet.begin(&request, 3).await?;
     let sessions = fleet.sessions(stage).await?;
     let busy = sessions.iter().position(|&n| n == 1).context("no worker holds the session")?;
     let name = fleet.workers(stage)[busy].name.clone();
     fleet.processes.kill(&name).await?;
     let answer = answer.rest(&mut stream).await?;
-    let (class, message) = answer.failure()?;
-    ensure!(class == ErrorClass::StageUnavailable, "{class:?}: {message}");
-    ensure!(message.contains(&format!("stage {stage}")), "{message}");
-
-    // The other worker serves whoever comes next, and the session is freed where it was alive.
-    let case = &cases()?[0];
-    let next = fleet.ask(&of_case(case, 64)).await?;
-    ensure!(next.tokens == case.output_ids, "{next:?}");
+    ensure!(answer.reason()? == alone.reason()?, "{answer:?}");
+    let (found, expected) = (&answer.tokens, &alone.tokens);
+    ensure!(found == expected && answer.text == alone.text, "{found:?} instead of {expected:?}");
     fleet.idle().await?;
     fleet.end().await
 }
 
 #[tokio::test]
-async fn a_dead_first_stage_ends_its_session_and_the_other_worker_serves() -> Result<()> {
-    a_dead_worker_ends_its_session(0).await
+async fn a_session_survives_its_first_stage() -> Result<()> {
+    a_session_survives_its_worker(0).await
 }
 
 #[tokio::test]
-async fn a_dead_last_stage_ends_its_session_and_the_other_worker_serves() -> Result<()> {
-    a_dead_worker_ends_its_session(1).await
+async fn a_session_survives_its_last_stage() -> Result<()> {
+    a_session_survives_its_worker(1).await
+}
+
+#[tokio::test]
+async fn a_session_whose_stage_has_no_other_worker_ends_and_says_so() -> Result<()> {
+    let mut fleet =
+        Fleet::start(2, |spec| spec.settings.push("coordinator.recovery_wait_ms=100".to_owned()))
+            .await?;
+    let (answer, mut stream) = fleet.begin(&prompts::endless(), 3).await?;
+    fleet.processes.kill("worker-1.0").await?;
+    let answer = answer.rest(&mut stream).await?;
+    let (class, message) = answer.failure()?;
+    ensure!(class == ErrorClass::StageUnavailable, "{class:?}: {message}");
+    ensure!(message.contains("stage 1"), "{message}");
+    fleet.end().await
 }
 
 #[tokio::test]

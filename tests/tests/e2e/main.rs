@@ -11,4 +11,5 @@ mod prompts;
 mod reference;
 mod requests;
 mod sessions;
+mod speculation;
 mod stages_on_the_wire;

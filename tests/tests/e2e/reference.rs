@@ -1,13 +1,25 @@
 //! Every token of the reference, for every number of stages, judged by `stagebus check`.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use stagebus_tests::program::Call;
 use stagebus_tests::{setup, shard_sets, turn};
 
 async fn all_cases_are_equal(engine: &str, n_stages: usize) -> Result<()> {
+    all_cases_are_equal_with(engine, n_stages, "off", "0").await
+}
+
+/// Compares with the reference once for each of the draft lengths `ks`.
+async fn all_cases_are_equal_with(
+    engine: &str,
+    n_stages: usize,
+    draft: &str,
+    ks: &str,
+) -> Result<()> {
     let _turn = turn::take().await;
-    let report = Call::new(["check", "--json", "--engine", engine, "--reference"])
+    let options = ["check", "--json", "--engine", engine, "--draft", draft, "--k", ks];
+    let report = Call::new(options)
+        .arg("--reference")
         .arg(setup::reference())
         .arg("--shards")
         .arg(shard_sets::get(n_stages).await?)
@@ -16,11 +28,13 @@ async fn all_cases_are_equal(engine: &str, n_stages: usize) -> Result<()> {
         .success()?
         .json()?;
     ensure!(report["profile"] == "exact" && report["equal"] == true, "{report:#}");
-    let runs = report["runs"].as_array().map_or(0, Vec::len);
-    let run = &report["runs"][0];
-    let found =
-        json!([runs, run["stages"], run["weights"], run["cases_equal"], run["cases_total"]]);
-    ensure!(found == json!([1, n_stages, "exact", 8, 8]), "{report:#}");
+    let runs = report["runs"].as_array().context("a list of runs")?;
+    let found: Vec<&str> = runs.iter().filter_map(|run| run["k"].as_str()).collect();
+    ensure!(found.join(",") == ks, "{report:#}");
+    for run in runs {
+        let found = json!([run["stages"], run["weights"], run["cases_equal"], run["cases_total"]]);
+        ensure!(found == json!([n_stages, "exact", 8, 8]), "{report:#}");
+    }
     Ok(())
 }
 
@@ -62,6 +76,26 @@ async fn three_stages_give_the_reference_with_a_request_per_session() -> Result<
 #[tokio::test]
 async fn five_stages_give_the_reference_with_a_request_per_session() -> Result<()> {
     all_cases_are_equal("stateful", 5).await
+}
+
+#[tokio::test]
+async fn one_stage_gives_the_reference_with_a_draft_model() -> Result<()> {
+    all_cases_are_equal_with("paged", 1, "model", "5").await
+}
+
+#[tokio::test]
+async fn two_stages_give_the_reference_for_short_and_long_drafts() -> Result<()> {
+    all_cases_are_equal_with("paged", 2, "hybrid", "1,4,10,auto").await
+}
+
+#[tokio::test]
+async fn three_stages_give_the_reference_with_prompt_look_up() -> Result<()> {
+    all_cases_are_equal_with("paged", 3, "ngram", "7").await
+}
+
+#[tokio::test]
+async fn mask_rewinds_give_the_reference() -> Result<()> {
+    all_cases_are_equal_with("stateful", 2, "model", "3").await
 }
 
 /// Runs `check` on a changed copy of the first two cases.
