@@ -5,13 +5,9 @@ use std::path::{Path, PathBuf};
 use stagebus_coordinator::{CoordinatorSettings, DraftChoice};
 use stagebus_settings::{Overrides, ProcessArgs, draft_folders};
 use stagebus_shards::ShardSet;
-use stagebus_shards::known_draft::{DraftSearch, known_draft};
+use stagebus_shards::known_draft::{DEFAULT_HEAD_TOKENS, DraftSearch, known_draft};
 
 use crate::source;
-
-/// Rows of a draft model's head: the most frequent tokens. A cut head drafts almost as well as the
-/// whole one and costs half as much.
-const HEAD_TOKENS: usize = 16_384;
 
 /// Options that say who drafts.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -67,7 +63,7 @@ impl DraftArgs {
 fn find(target: &ShardSet, cache: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
     let cache_dir = cache.map_or_else(source::default_cache, |cache| Ok(cache.to_owned()))?;
     let folders = draft_folders();
-    let search =
-        DraftSearch { folders: &folders, cache_dir: &cache_dir, head_tokens: Some(HEAD_TOKENS) };
+    let head_tokens = Some(DEFAULT_HEAD_TOKENS);
+    let search = DraftSearch { folders: &folders, cache_dir: &cache_dir, head_tokens };
     Ok(known_draft(&search, target)?.map(|set| set.dir))
 }
