@@ -82,6 +82,7 @@ fn the_table_of_error_classes_has_every_class() {
         ErrorClass::UnknownSession,
         ErrorClass::StaleEpoch,
         ErrorClass::StepGap,
+        ErrorClass::Preempted,
         ErrorClass::VersionMismatch,
         ErrorClass::Cancelled,
         ErrorClass::Internal,

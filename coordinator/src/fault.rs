@@ -54,7 +54,10 @@ impl Fault {
         match self {
             Self::Step { error, .. } => matches!(
                 error.class,
-                ErrorClass::UnknownSession | ErrorClass::StaleEpoch | ErrorClass::StepGap
+                ErrorClass::UnknownSession
+                    | ErrorClass::StaleEpoch
+                    | ErrorClass::StepGap
+                    | ErrorClass::Preempted
             ),
             Self::WorkerGone { .. } | Self::NoAnswer { .. } | Self::Gap { .. } => true,
             Self::WrongRows
@@ -71,9 +74,10 @@ impl Fault {
         match self {
             Self::Step { error, .. } => match error.class {
                 // The stage lost the session: for the client, the stage is not available.
-                ErrorClass::UnknownSession | ErrorClass::StaleEpoch | ErrorClass::StepGap => {
-                    ErrorClass::StageUnavailable
-                }
+                ErrorClass::UnknownSession
+                | ErrorClass::StaleEpoch
+                | ErrorClass::StepGap
+                | ErrorClass::Preempted => ErrorClass::StageUnavailable,
                 class => class,
             },
             Self::WorkerGone { .. }

@@ -181,6 +181,16 @@ pub enum OpenError {
         /// Limit.
         max_sessions: usize,
     },
+    /// Not enough KV blocks for the prompt, beside what other sessions hold or were promised.
+    #[error("the prompt needs {needed} KV blocks, {available} of {total} are free")]
+    OutOfBlocks {
+        /// Blocks that the prompt needs.
+        needed: usize,
+        /// Blocks that nobody holds or was promised.
+        available: usize,
+        /// Blocks of the pool.
+        total: usize,
+    },
     /// The runtime failed.
     #[error("session could not be created")]
     Runtime(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -190,8 +200,8 @@ pub enum OpenError {
 pub trait Backend: Send {
     /// Opens a session and returns how many of the first tokens of `prompt` are already cached,
     /// fewer than all: the last row must run to yield a token. A session that is open already
-    /// keeps its cache and returns its length. `max_len` is what
-    /// the session is expected to reach, in tokens: room may be reserved for it, it is no limit.
+    /// keeps its cache and returns its length. Room for the prompt is promised to it where room is
+    /// limited; `max_len` is what it is expected to reach, in tokens, and no limit.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is opened then.

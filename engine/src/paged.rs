@@ -345,7 +345,17 @@ impl Backend for PagedBackend {
         if n_sessions >= self.max_sessions {
             return Err(OpenError::Full { n_sessions, max_sessions: self.max_sessions });
         }
-        let table = BlockTable::with_prefix(prompt, self.layout.tokens, &self.salt, &mut self.pool);
+        let block_tokens = self.layout.tokens;
+        let mut table = BlockTable::with_prefix(prompt, block_tokens, &self.salt, &mut self.pool);
+        table.promise(prompt.len().div_ceil(block_tokens));
+        let promised: usize = self.sessions.values().map(BlockTable::n_promised).sum();
+        let needed = table.n_promised();
+        let available = self.pool.n_available().saturating_sub(promised);
+        if needed > available {
+            table.release(&mut self.pool);
+            let total = self.info.n_blocks;
+            return Err(OpenError::OutOfBlocks { needed, available, total });
+        }
         let cached_len = table.len();
         self.sessions.insert(session, table);
         Ok(cached_len)

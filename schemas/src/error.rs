@@ -20,6 +20,8 @@ pub enum ErrorClass {
     StaleEpoch,
     /// A step arrived out of order: messages were lost.
     StepGap,
+    /// The worker gave the session's KV memory to another session: replay it when there is room.
+    Preempted,
     /// The two sides speak different message versions or hold different shards.
     VersionMismatch,
     /// The client asked for the end of the request.

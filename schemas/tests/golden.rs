@@ -73,6 +73,7 @@ fn error_classes_keep_their_names() {
         (ErrorClass::UnknownSession, "unknown_session"),
         (ErrorClass::StaleEpoch, "stale_epoch"),
         (ErrorClass::StepGap, "step_gap"),
+        (ErrorClass::Preempted, "preempted"),
         (ErrorClass::VersionMismatch, "version_mismatch"),
         (ErrorClass::Cancelled, "cancelled"),
         (ErrorClass::Internal, "internal"),

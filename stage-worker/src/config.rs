@@ -8,8 +8,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use stagebus_engine::testing::{Fault, FaultParseError, TestOptions};
 use stagebus_engine::{EngineKind, EngineOptions, Profile};
+use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_schemas::tensor::Dtype;
 use stagebus_settings::BrokerSettings;
+
+use crate::schedule::LEAST_BATCH_ROWS;
 
 /// Everything that a worker needs.
 #[derive(Debug, Clone)]
@@ -139,7 +142,13 @@ pub struct WorkerSettings {
     /// Most sessions in one micro-batch; 0 leaves it to the engine: the paged one gains from many,
     /// the stateful one runs them one by one.
     pub max_batch_sessions: usize,
-    /// Decode micro-batches that may pass a waiting prefill chunk.
+    /// Most rows in one micro-batch of an engine that runs sessions together; longer prefill chunks
+    /// are split.
+    pub batch_rows: usize,
+    /// Time that prefill may add to a micro-batch of decoding sessions, in percent of its own.
+    pub prefill_percent: u32,
+    /// Decode micro-batches that may pass a waiting prefill chunk, where the engine runs sessions
+    /// one by one.
     pub decodes_per_prefill: u32,
     /// Interval of announcements, in milliseconds.
     pub announce_ms: u32,
@@ -175,6 +184,8 @@ impl Default for WorkerSettings {
             kv_memory_mib: 0,
             invariant_prefill: false,
             max_batch_sessions: 0,
+            batch_rows: 128,
+            prefill_percent: 60,
             decodes_per_prefill: 8,
             announce_ms: 500,
             session_idle_s: 600,
@@ -250,6 +261,8 @@ impl WorkerSettings {
             ("queue_capacity", u64::from(self.queue_capacity), 1, 1 << 20),
             ("kv_memory_mib", self.kv_memory_mib, 0, 1 << 32),
             ("max_batch_sessions", self.max_batch_sessions as u64, 0, 256),
+            ("batch_rows", self.batch_rows as u64, LEAST_BATCH_ROWS as u64, MAX_ROWS as u64),
+            ("prefill_percent", u64::from(self.prefill_percent), 1, 10_000),
             ("decodes_per_prefill", u64::from(self.decodes_per_prefill), 1, 1_000_000),
             ("announce_ms", u64::from(self.announce_ms), 10, 60_000),
             ("session_idle_s", self.session_idle_s, 1, 30 * 24 * 3600),
@@ -291,6 +304,7 @@ impl WorkerSettings {
                 delay_per_run: Duration::from_micros(self.test.run_us),
                 delay_per_row: Duration::from_micros(self.test.row_us),
                 faults: self.faults()?,
+                ..TestOptions::default()
             },
             ..EngineOptions::default()
         })

@@ -1,5 +1,8 @@
-//! What a step becomes when it has run: a message for the next stage, head rows, or a fault.
+//! What a step becomes when it has run: rows for the next stage, head rows, or a fault. Steps of one
+//! micro-batch that have the same way share a message.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,8 +12,8 @@ use stagebus_engine::backend::{SessionKey, StageOutput, StepError};
 use stagebus_schemas::codec::{self, CodecError};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{Epoch, SessionId, StepNumber};
-use stagebus_schemas::messages::forward::{Forward, StageTime, Step};
-use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
+use stagebus_schemas::messages::forward::{Forward, MAX_ROWS, MAX_STEPS, StageTime, Step};
+use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::subjects::LostStep;
 use stagebus_schemas::tensor::{Dtype, Tensor};
 use stagebus_schemas::version::MessageVersion;
@@ -38,9 +41,41 @@ pub(crate) struct Job {
     pub route: Arc<Route>,
     /// When the message arrived.
     pub arrived: Instant,
+    pub progress: Progress,
 }
 
-/// When a step ran.
+/// What has run of a step, in one or several parts.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Rows that have run.
+    pub n_rows: usize,
+    output: Output,
+    time: StepTime,
+}
+
+/// What has come out of a step so far.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    /// Hidden states in the wire's number format.
+    hidden: Vec<u8>,
+    /// Logits of wanted rows, while other rows have yet to run.
+    logits: Vec<f32>,
+    /// The chosen tokens.
+    rows: Vec<HeadRow>,
+    /// Logits of the wanted rows, where the coordinator chooses.
+    all_logits: Option<Tensor>,
+}
+
+/// Times of a step, summed over its parts.
+#[derive(Debug, Default)]
+struct StepTime {
+    queue: Option<Duration>,
+    infer: Duration,
+    n_rows: usize,
+    masked: usize,
+}
+
+/// When a part of a step ran.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunTime {
     /// Start of the micro-batch.
@@ -51,6 +86,65 @@ pub(crate) struct RunTime {
     pub n_rows: usize,
     /// Positions of the session that rewinds have masked out.
     pub masked: usize,
+}
+
+impl Job {
+    pub(crate) fn new(
+        step: Step,
+        hidden: Option<Vec<f32>>,
+        route: Arc<Route>,
+        arrived: Instant,
+    ) -> Self {
+        Self { step, hidden, route, arrived, progress: Progress::default() }
+    }
+
+    /// The next `n_rows` rows.
+    pub(crate) fn part(&self, n_rows: usize) -> Range<usize> {
+        self.progress.n_rows..(self.progress.n_rows + n_rows).min(self.step.tokens.len())
+    }
+
+    /// The wanted rows among some of its rows, counted from the first of those.
+    pub(crate) fn wanted_in(&self, rows: &Range<usize>) -> Cow<'_, [u32]> {
+        let wanted = &self.step.wanted;
+        let place = |row: usize| wanted.partition_point(|wanted| (*wanted as usize) < row);
+        let within = &wanted[place(rows.start)..place(rows.end)];
+        match u32_of(rows.start) {
+            0 => Cow::Borrowed(within),
+            first => Cow::Owned(within.iter().map(|row| row - first).collect()),
+        }
+    }
+
+    /// Takes in what came out of some of its rows, and returns whether all have run.
+    pub(crate) fn advance(&mut self, n_rows: usize, output: Output, time: RunTime) -> bool {
+        let progress = &mut self.progress;
+        progress.n_rows += n_rows;
+        if progress.output.hidden.is_empty() {
+            progress.output.hidden = output.hidden;
+        } else {
+            progress.output.hidden.extend_from_slice(&output.hidden);
+        }
+        progress.output.logits.extend_from_slice(&output.logits);
+        progress.output.rows = output.rows;
+        progress.output.all_logits = output.all_logits;
+        let times = &mut progress.time;
+        times.queue.get_or_insert(time.started.saturating_duration_since(self.arrived));
+        times.infer += time.infer;
+        times.n_rows += time.n_rows;
+        times.masked = time.masked;
+        progress.n_rows >= self.step.tokens.len()
+    }
+
+    fn stage_time(&self, stage: &Stage) -> StageTime {
+        let time = &self.progress.time;
+        StageTime {
+            stage: stage.index,
+            queue_us: micros(time.queue.unwrap_or_default()),
+            infer_us: micros(time.infer),
+            rows: u32_of(time.n_rows),
+            masked: u32_of(time.masked),
+            total_us: micros(self.arrived.elapsed()),
+        }
+    }
 }
 
 /// Why the result of a step did not leave.
@@ -75,70 +169,146 @@ pub(crate) enum ResultError {
     Publish(#[from] PublishError),
 }
 
-/// Makes the message that carries a step's output on.
+/// Copies what the backend lends of a part of a step, and chooses the tokens once the last row has
+/// run.
 ///
 /// # Errors
-/// [`ResultError::Output`], [`ResultError::Head`], [`ResultError::Codec`].
-pub(crate) fn result(
+/// [`ResultError::Output`], [`ResultError::Head`].
+pub(crate) fn output(
     stage: &Stage,
     dtype: Dtype,
     heads: &mut Heads,
     job: &Job,
+    rows: &Range<usize>,
     output: StageOutput<'_>,
-    time: RunTime,
-) -> Result<Outgoing, ResultError> {
+) -> Result<Output, ResultError> {
     match (output, &job.route.next_subject) {
-        (StageOutput::Hidden(hidden), Some(subject)) => {
-            let n_rows = job.step.tokens.len();
-            check_len(hidden.len(), n_rows * stage.hidden_dim)?;
-            let tensor = Tensor {
-                dtype,
-                n_rows: u32_of(n_rows),
-                hidden_dim: u32_of(stage.hidden_dim),
-                data: hidden_bytes(hidden, dtype).into(),
-            };
-            let lost = LostStep {
-                session: job.step.session,
-                epoch: job.step.epoch,
-                step: job.step.step,
-                stage: stage.index.next(),
-            };
-            let mut step = job.step.clone();
-            step.trace.push(stage_time(stage, job.arrived, time));
-            let forward = Forward {
-                version: MessageVersion::CURRENT,
-                from: Some(stage.worker.clone()),
-                steps: vec![step],
-                hidden: Some(tensor),
-            };
-            Ok(Outgoing {
-                subject: subject.clone(),
-                reply: Some(stage.subjects.lost(&job.route.coordinator, &lost)),
-                payload: codec::encode(&forward)?.into(),
-            })
+        (StageOutput::Hidden(hidden), Some(_)) => {
+            check_len(hidden.len(), rows.len() * stage.hidden_dim)?;
+            Ok(Output { hidden: hidden_bytes(hidden, dtype), ..Output::default() })
         }
         (StageOutput::Logits(logits), None) => {
-            check_len(logits.len(), job.step.wanted.len() * stage.vocab_size)?;
+            check_len(logits.len(), job.wanted_in(rows).len() * stage.vocab_size)?;
+            if rows.end < job.step.tokens.len() {
+                return Ok(Output { logits: logits.to_vec(), ..Output::default() });
+            }
+            let earlier = &job.progress.output.logits;
+            let logits = match earlier.is_empty() {
+                true => Cow::Borrowed(logits),
+                false => Cow::Owned([earlier.as_slice(), logits].concat()),
+            };
             let session = key_of(job.step.session);
-            let (rows, logits) = match heads.choose(session, &job.step, logits, stage.vocab_size)? {
-                Chosen::Rows(rows) => (rows, None),
-                Chosen::AllLogits => (vec![], logits_tensor(stage, &job.step, logits)),
-            };
-            let mut trace = job.step.trace.clone();
-            trace.push(stage_time(stage, job.arrived, time));
-            let step = HeadStep {
-                session: job.step.session,
-                epoch: job.step.epoch,
-                step: job.step.step,
-                rows,
-                logits,
-                trace,
-            };
-            Ok(head(stage, &job.route.head_subject, vec![step], vec![])?)
+            Ok(match heads.choose(session, &job.step, &logits, stage.vocab_size)? {
+                Chosen::Rows(rows) => Output { rows, ..Output::default() },
+                Chosen::AllLogits => {
+                    let all_logits = logits_tensor(stage, &job.step, &logits);
+                    Output { all_logits, ..Output::default() }
+                }
+            })
         }
         (StageOutput::Hidden(numbers), None) | (StageOutput::Logits(numbers), Some(_)) => {
             Err(ResultError::Output { expected: 0, found: numbers.len() })
         }
+    }
+}
+
+/// Sends the results of a micro-batch, one message for all steps that have the same way, and
+/// returns the steps whose result did not leave.
+pub(crate) fn send(
+    stage: &Stage,
+    dtype: Dtype,
+    jobs: Vec<Job>,
+    outlet: &mut impl FnMut(Outgoing) -> Result<(), PublishError>,
+) -> Vec<(Job, ErrorReply)> {
+    let mut ways: Vec<Vec<Job>> = Vec::new();
+    for job in jobs {
+        match ways.iter_mut().find(|way| way[0].route.has_way_of(&job.route)) {
+            Some(way) => way.push(job),
+            None => ways.push(vec![job]),
+        }
+    }
+    let mut unsent = Vec::new();
+    while let Some(mut jobs) = ways.pop() {
+        let n_rows: usize = jobs.iter().map(|job| job.step.tokens.len()).sum();
+        let sent = if jobs.len() > 1 && (jobs.len() > MAX_STEPS || n_rows > MAX_ROWS) {
+            None
+        } else {
+            match message(stage, dtype, &jobs).and_then(|message| Ok(outlet(message)?)) {
+                Err(ResultError::Publish(PublishError::PayloadTooLarge { .. }))
+                    if jobs.len() > 1 =>
+                {
+                    None
+                }
+                sent => Some(sent),
+            }
+        };
+        match sent {
+            // Too much for one message.
+            None => {
+                let second = jobs.split_off(jobs.len() / 2);
+                ways.extend([second, jobs]);
+            }
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                let reply = result_error(stage, &error);
+                unsent.extend(jobs.into_iter().map(|job| (job, reply.clone())));
+            }
+        }
+    }
+    unsent
+}
+
+/// Makes the message that carries the results of steps on that have the same way.
+///
+/// Where nobody hears it, the broker's answer names the first step; the worker knows who shares
+/// its way.
+fn message(stage: &Stage, dtype: Dtype, jobs: &[Job]) -> Result<Outgoing, ResultError> {
+    let first = &jobs[0];
+    let Some(subject) = &first.route.next_subject else {
+        let steps = jobs.iter().map(|job| head_step(stage, job)).collect();
+        return Ok(head(stage, &first.route.head_subject, steps, vec![])?);
+    };
+    let n_bytes = jobs.iter().map(|job| job.progress.output.hidden.len()).sum();
+    let mut data = Vec::with_capacity(n_bytes);
+    let (mut steps, mut n_rows) = (Vec::with_capacity(jobs.len()), 0);
+    for job in jobs {
+        data.extend_from_slice(&job.progress.output.hidden);
+        n_rows += job.step.tokens.len();
+        let mut step = job.step.clone();
+        step.trace.push(job.stage_time(stage));
+        steps.push(step);
+    }
+    let hidden_dim = u32_of(stage.hidden_dim);
+    let hidden = Tensor { dtype, n_rows: u32_of(n_rows), hidden_dim, data: data.into() };
+    let lost = LostStep {
+        session: first.step.session,
+        epoch: first.step.epoch,
+        step: first.step.step,
+        stage: stage.index.next(),
+    };
+    let forward = Forward {
+        version: MessageVersion::CURRENT,
+        from: Some(stage.worker.clone()),
+        steps,
+        hidden: Some(hidden),
+    };
+    Ok(Outgoing {
+        subject: subject.clone(),
+        reply: Some(stage.subjects.lost(&first.route.coordinator, &lost)),
+        payload: codec::encode(&forward)?.into(),
+    })
+}
+
+fn head_step(stage: &Stage, job: &Job) -> HeadStep {
+    let mut trace = job.step.trace.clone();
+    trace.push(job.stage_time(stage));
+    HeadStep {
+        session: job.step.session,
+        epoch: job.step.epoch,
+        step: job.step.step,
+        rows: job.progress.output.rows.clone(),
+        logits: job.progress.output.all_logits.clone(),
+        trace,
     }
 }
 
@@ -229,17 +399,6 @@ fn head(
     };
     let payload = codec::encode(&message)?.into();
     Ok(Outgoing { subject: subject.to_owned(), reply: None, payload })
-}
-
-fn stage_time(stage: &Stage, arrived: Instant, time: RunTime) -> StageTime {
-    StageTime {
-        stage: stage.index,
-        queue_us: micros(time.started.saturating_duration_since(arrived)),
-        infer_us: micros(time.infer),
-        rows: u32_of(time.n_rows),
-        masked: u32_of(time.masked),
-        total_us: micros(arrived.elapsed()),
-    }
 }
 
 fn check_len(found: usize, expected: usize) -> Result<(), ResultError> {

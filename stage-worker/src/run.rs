@@ -27,6 +27,7 @@ use crate::inference::{Inference, InferenceOptions};
 use crate::intake::Intake;
 use crate::load::load;
 use crate::results::Outgoing;
+use crate::schedule::Policy;
 use crate::shutdown::Shutdown;
 use crate::stage::Stage;
 use crate::worker::{Action, Worker, WorkerLimits};
@@ -101,7 +102,7 @@ pub(crate) async fn serve(
     on_ready: impl FnOnce(&Ready),
 ) -> Result<(), WorkerError> {
     let limits = limits(settings);
-    let options = options(settings, &limits, backend.useful_batch());
+    let options = options(settings, &limits, stage.n_stages, backend.useful_batch());
     let (inference, events) = Inference::start(backend, Arc::clone(&stage), options, outlet(&bus))
         .map_err(|source| WorkerError::Thread { name: "inference", source })?;
     let mut worker = Worker::new(Arc::clone(&stage), limits, inference);
@@ -245,16 +246,24 @@ fn limits(settings: &WorkerSettings) -> WorkerLimits {
 fn options(
     settings: &WorkerSettings,
     limits: &WorkerLimits,
+    n_stages: u16,
     useful_batch: usize,
 ) -> InferenceOptions {
-    let max_batch_sessions = match settings.max_batch_sessions {
+    let max_sessions = match settings.max_batch_sessions {
         0 => useful_batch,
         chosen => chosen,
     };
     InferenceOptions {
         command_capacity: limits.command_capacity(),
-        max_batch_sessions,
-        decodes_per_prefill: settings.decodes_per_prefill,
+        policy: Policy {
+            n_stages: usize::from(n_stages),
+            max_sessions,
+            batch_rows: settings.batch_rows,
+            // An engine that runs sessions one by one only loses by mixing and splitting.
+            mixes: useful_batch > 1,
+            prefill_percent: settings.prefill_percent,
+            decodes_per_prefill: settings.decodes_per_prefill,
+        },
         wire_dtype: settings.wire_dtype,
     }
 }

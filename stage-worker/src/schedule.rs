@@ -1,179 +1,425 @@
-//! Which steps run next: the scheduling policy of a stage, and nothing else.
+//! Which rows run next: the scheduling policy of a stage, and nothing else. It knows no clock: the
+//! time is an argument, counted from any start.
 //!
-//! - A session runs one step at a time, in the order in which its steps came.
-//! - Sessions of one phase take turns: a session whose step was taken goes to the back, so twenty
-//!   queued prefill chunks of one prompt do not hold up another prompt's first chunk.
-//! - Decode goes before prefill: a decode step costs little and a reader waits for its token.
-//! - Neither starves: while a prefill chunk waits, at most `decodes_per_prefill` decode
-//!   micro-batches run before one chunk does; and after a chunk, waiting decodes go first again.
-//! - A micro-batch holds steps of one phase. Prefill chunks run alone, they fill the device.
+//! - A session runs one step at a time, in the order in which its steps came. Sessions take turns.
+//! - **Decode** steps run whole; somebody waits for each. **Prefill** steps (prompt chunks, replays)
+//!   are only as urgent as the whole prompt, and may run in parts.
+//! - **Fair cap**: with S stages and A decoding sessions a micro-batch takes at most ceil(A/S)
+//!   decode steps. The sessions then move as S groups and the stages work at the same time; as one
+//!   convoy they would leave all stages but one idle. A session counts while its steps keep coming:
+//!   one that is open but waits for its client does not.
+//! - **Groups stay together**: a session comes back about as long after it left as the others did.
+//!   A micro-batch that is not full waits for sessions that are due now, at most half of its own
+//!   time: rows run together share the reading of the weights. With A <= S nothing waits.
+//! - **Row budget**: prefill fills the room that decodes leave in a micro-batch. While sessions
+//!   decode, it may lengthen a micro-batch by `prefill_percent` of its time, by what was measured;
+//!   without them it takes the whole budget. Each side keeps a share, so neither starves.
+//! - **Priorities**: batch sessions use the places that interactive ones leave. Where they were
+//!   passed over [`BATCH_PATIENCE`] times, one goes first.
+//! - Where the engine runs sessions one by one, nothing is mixed or split: a micro-batch is decodes,
+//!   or after `decodes_per_prefill` of those one prefill step.
 //!
 //! The queue is not bounded here: whoever pushes bounds it, because only the sender of a step can
 //! be told that there is no room.
 
-use std::collections::{HashMap, VecDeque};
+mod pace;
 
-use stagebus_engine::backend::{RowPath, SessionKey};
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use stagebus_engine::backend::SessionKey;
+use stagebus_schemas::messages::control::Priority;
+
+use pace::{BatchTimes, Pace};
+
+/// Most rows of a decode step: more than any verify has. Longer ones are replays.
+pub(crate) const MAX_DECODE_ROWS: usize = 32;
+
+/// Least rows that prefill gets in a micro-batch: fewer would not pay for the work of a part.
+pub(crate) const MIN_PREFILL_ROWS: usize = 4;
+
+/// Least row budget: a whole decode step and some prefill.
+pub(crate) const LEAST_BATCH_ROWS: usize = MAX_DECODE_ROWS + MIN_PREFILL_ROWS;
+
+/// Micro-batches that may pass over the batch sessions that wait.
+const BATCH_PATIENCE: u32 = 8;
+
+/// How the policy decides.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Policy {
+    /// Stages of the pipeline.
+    pub n_stages: usize,
+    /// Most decode steps in a micro-batch.
+    pub max_sessions: usize,
+    /// Most rows in a micro-batch, if it is split and mixed at all.
+    pub batch_rows: usize,
+    /// Whether prefill may be split and share a micro-batch with decodes.
+    pub mixes: bool,
+    /// What prefill may add to the time of a micro-batch of decodes, in percent.
+    pub prefill_percent: u32,
+    /// Decode micro-batches that may pass a waiting prefill step where nothing is mixed.
+    pub decodes_per_prefill: u32,
+}
+
+/// What a step is to the policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Somebody waits for its rows.
+    Decode,
+    /// Rows of a prompt or of a replay; no part of it may have fewer rows than this.
+    Prefill { least: usize },
+}
+
+/// A step that waits, or what is left of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Waiting<T> {
+    pub class: Class,
+    /// Rows left to run.
+    pub n_rows: usize,
+    pub step: T,
+}
+
+/// A step of a micro-batch, of which the next `n_rows` rows run.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Part<T> {
+    pub session: SessionKey,
+    pub n_rows: usize,
+    pub waiting: Waiting<T>,
+}
+
+/// What to do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Run the parts.
+    Run,
+    /// Ask again when something comes, at the latest at this time.
+    WaitUntil(Duration),
+    /// Nothing waits.
+    Nothing,
+}
+
+#[derive(Debug)]
+struct Session<T> {
+    priority: Priority,
+    steps: VecDeque<Waiting<T>>,
+    pace: Pace,
+    /// It stands in a list of turns: its oldest step waits.
+    in_turn: bool,
+}
+
+/// Sessions whose oldest step is of one class, in order of their turn.
+#[derive(Debug, Default)]
+struct Turns {
+    interactive: VecDeque<SessionKey>,
+    batch: VecDeque<SessionKey>,
+    /// Micro-batches since the batch sessions had a turn.
+    batch_passed: u32,
+}
 
 /// Steps that wait, and the order in which they leave. `T` is whatever a step carries.
 #[derive(Debug)]
 pub(crate) struct Schedule<T> {
-    waiting: HashMap<SessionKey, VecDeque<(RowPath, T)>>,
-    /// Sessions whose oldest step is a decode step, in order of their turn.
-    decode: VecDeque<SessionKey>,
-    /// Sessions whose oldest step is a prefill chunk, in order of their turn.
-    prefill: VecDeque<SessionKey>,
+    policy: Policy,
+    sessions: HashMap<SessionKey, Session<T>>,
+    decode: Turns,
+    prefill: Turns,
+    /// Since when decode steps wait without a break.
+    decodes_since: Duration,
+    /// End of the last micro-batch.
+    idle_since: Duration,
     decodes_since_prefill: u32,
-    decodes_per_prefill: u32,
-    len: usize,
+    times: BatchTimes,
+    /// Sessions of the micro-batch that runs; they have no second turn in it.
+    running: Vec<SessionKey>,
+    running_rows: (usize, usize),
+}
+
+impl Turns {
+    fn of(&mut self, priority: Priority) -> &mut VecDeque<SessionKey> {
+        match priority {
+            Priority::Interactive => &mut self.interactive,
+            Priority::Batch => &mut self.batch,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.interactive.len() + self.batch.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn forget(&mut self, session: SessionKey) {
+        self.interactive.retain(|other| *other != session);
+        self.batch.retain(|other| *other != session);
+    }
+
+    /// Whose turn it is, given how many batch sessions this micro-batch took already.
+    fn first(&self, n_batch: usize) -> Option<(SessionKey, Priority)> {
+        let batch = self.batch.front().map(|session| (*session, Priority::Batch));
+        if n_batch == 0 && self.batch_passed >= BATCH_PATIENCE && batch.is_some() {
+            return batch;
+        }
+        let interactive = self.interactive.front().map(|session| (*session, Priority::Interactive));
+        interactive.or(batch)
+    }
+
+    fn took(&mut self, n_batch: usize) {
+        let passed = n_batch == 0 && !self.batch.is_empty();
+        self.batch_passed = if passed { self.batch_passed.saturating_add(1) } else { 0 };
+    }
 }
 
 impl<T> Schedule<T> {
-    /// Makes an empty queue that lets `decodes_per_prefill` decode micro-batches pass a waiting
-    /// prefill chunk; 0 counts as 1, else prompts could starve running sessions.
-    pub(crate) fn new(decodes_per_prefill: u32) -> Self {
+    pub(crate) fn new(policy: Policy) -> Self {
         Self {
-            waiting: HashMap::new(),
-            decode: VecDeque::new(),
-            prefill: VecDeque::new(),
+            policy,
+            sessions: HashMap::new(),
+            decode: Turns::default(),
+            prefill: Turns::default(),
+            decodes_since: Duration::ZERO,
+            idle_since: Duration::ZERO,
             decodes_since_prefill: 0,
-            decodes_per_prefill: decodes_per_prefill.max(1),
-            len: 0,
+            times: BatchTimes::default(),
+            running: Vec::new(),
+            running_rows: (0, 0),
         }
     }
 
-    /// Returns true if no step waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Makes a session known; one that is known keeps its steps.
+    pub(crate) fn open(&mut self, session: SessionKey, priority: Priority) {
+        let fresh =
+            || Session { priority, steps: VecDeque::new(), pace: Pace::Resting, in_turn: false };
+        self.sessions.entry(session).or_insert_with(fresh);
     }
 
-    /// Adds the next step of a session.
-    pub(crate) fn push(&mut self, session: SessionKey, path: RowPath, step: T) {
-        let steps = self.waiting.entry(session).or_default();
-        let was_idle = steps.is_empty();
-        steps.push_back((path, step));
-        self.len += 1;
-        if was_idle {
-            self.turns(path).push_back(session);
+    /// Forgets a session and returns its steps.
+    pub(crate) fn close(&mut self, session: SessionKey) -> VecDeque<Waiting<T>> {
+        self.decode.forget(session);
+        self.prefill.forget(session);
+        self.sessions.remove(&session).map(|held| held.steps).unwrap_or_default()
+    }
+
+    /// Takes back all steps of a session; it counts as decoding again when its next one comes.
+    pub(crate) fn clear(&mut self, session: SessionKey) -> VecDeque<Waiting<T>> {
+        self.decode.forget(session);
+        self.prefill.forget(session);
+        let Some(held) = self.sessions.get_mut(&session) else { return VecDeque::new() };
+        held.pace = Pace::Resting;
+        held.in_turn = false;
+        std::mem::take(&mut held.steps)
+    }
+
+    /// Adds the next step of an open session.
+    pub(crate) fn push(&mut self, session: SessionKey, waiting: Waiting<T>, now: Duration) {
+        let Some(held) = self.sessions.get_mut(&session) else { return };
+        let class = waiting.class;
+        if class == Class::Decode {
+            if let Some(away) = held.pace.came_back(now) {
+                self.times.came_back(away);
+            }
+            if self.decode.is_empty() {
+                self.decodes_since = now;
+            }
         }
+        held.steps.push_back(waiting);
+        self.give_turn(session);
     }
 
-    /// Drops all waiting steps of a session and returns how many there were.
-    pub(crate) fn remove(&mut self, session: SessionKey) -> usize {
-        let Some(steps) = self.waiting.remove(&session) else { return 0 };
-        self.decode.retain(|other| *other != session);
-        self.prefill.retain(|other| *other != session);
-        self.len -= steps.len();
-        steps.len()
+    /// Puts back what is left of a step, before all others of its class: a chunk that was begun
+    /// goes on before the next prompt has its turn.
+    pub(crate) fn put_back(&mut self, session: SessionKey, waiting: Waiting<T>) {
+        let Some(held) = self.sessions.get_mut(&session) else { return };
+        let (class, priority) = (waiting.class, held.priority);
+        held.steps.push_front(waiting);
+        held.in_turn = true;
+        self.decode.forget(session);
+        self.prefill.forget(session);
+        self.turns(class).of(priority).push_front(session);
     }
 
-    /// Moves the steps of the next micro-batch to `batch`: at most `max_sessions` decode steps of
-    /// different sessions, or one prefill chunk. Nothing is moved only if nothing waits.
-    pub(crate) fn take(&mut self, max_sessions: usize, batch: &mut Vec<(SessionKey, T)>) {
-        let passed_over = self.decodes_since_prefill >= self.decodes_per_prefill;
-        let prefill_now = !self.prefill.is_empty() && (self.decode.is_empty() || passed_over);
-        let (path, n_sessions) = if prefill_now {
-            self.decodes_since_prefill = 0;
-            (RowPath::Prefill, 1)
+    /// Moves the next micro-batch to `batch`, or says how long to wait for one.
+    pub(crate) fn next(&mut self, now: Duration, batch: &mut Vec<Part<T>>) -> Next {
+        if self.decode.is_empty() && self.prefill.is_empty() {
+            return Next::Nothing;
+        }
+        let n_decoding = self.n_decoding(now);
+        let cap = n_decoding.div_ceil(self.policy.n_stages.max(1)).clamp(1, self.max_sessions());
+        self.running_rows = if !self.policy.mixes {
+            self.take_one_class(cap, batch)
+        } else if n_decoding == 0 {
+            (0, self.take_prefill(self.policy.batch_rows, batch))
+        } else if self.decode.is_empty() {
+            match self.prefill_alone(now) {
+                Ok(n_rows) => (0, self.take_prefill(n_rows, batch)),
+                Err(until) => return Next::WaitUntil(until),
+            }
+        } else if let Some(until) = self.wait_for_more(now, cap) {
+            return Next::WaitUntil(until);
         } else {
-            self.decodes_since_prefill =
-                if self.prefill.is_empty() { 0 } else { self.decodes_since_prefill + 1 };
-            (RowPath::Decode, max_sessions.max(1).min(self.decode.len()))
+            self.take_mixed(cap, batch)
         };
-        for _ in 0..n_sessions {
-            let Some(session) = self.turns(path).pop_front() else { return };
-            let Some(steps) = self.waiting.get_mut(&session) else { continue };
-            if let Some((_, step)) = steps.pop_front() {
-                self.len -= 1;
-                batch.push((session, step));
-            }
-            match steps.front().map(|(next_path, _)| *next_path) {
-                Some(next_path) => self.turns(next_path).push_back(session),
-                None => drop(self.waiting.remove(&session)),
+        Next::Run
+    }
+
+    /// Learns from the micro-batch that has run. Whatever is put back must be so before.
+    pub(crate) fn ran(&mut self, now: Duration, infer: Duration) {
+        let (decode_rows, prefill_rows) = self.running_rows;
+        self.times.ran(infer, decode_rows, prefill_rows);
+        self.idle_since = now;
+        for session in std::mem::take(&mut self.running) {
+            self.give_turn(session);
+            if let Some(held) = self.sessions.get_mut(&session)
+                && held.pace == Pace::Here
+                && held.steps.iter().all(|step| step.class != Class::Decode)
+            {
+                held.pace = Pace::Away { left: now };
             }
         }
     }
 
-    fn turns(&mut self, path: RowPath) -> &mut VecDeque<SessionKey> {
-        match path {
-            RowPath::Decode => &mut self.decode,
-            RowPath::Prefill => &mut self.prefill,
+    /// Lets a session with steps wait for its turn, if it does not yet.
+    fn give_turn(&mut self, session: SessionKey) {
+        let Some(held) = self.sessions.get_mut(&session) else { return };
+        let Some(class) = held.steps.front().map(|step| step.class) else { return };
+        if !std::mem::replace(&mut held.in_turn, true) {
+            let priority = held.priority;
+            self.turns(class).of(priority).push_back(session);
         }
     }
+
+    fn max_sessions(&self) -> usize {
+        self.policy.max_sessions.max(1)
+    }
+
+    fn turns(&mut self, class: Class) -> &mut Turns {
+        match class {
+            Class::Decode => &mut self.decode,
+            Class::Prefill { .. } => &mut self.prefill,
+        }
+    }
+
+    /// Sessions that decode: here, or away for no longer than usual.
+    fn n_decoding(&self, now: Duration) -> usize {
+        let decodes = |session: &&Session<T>| self.times.decodes(session.pace, now);
+        self.sessions.values().filter(decodes).count()
+    }
+
+    /// How long decodes that do not fill their micro-batch wait for sessions that are due; `None`
+    /// if they run at once.
+    fn wait_for_more(&self, now: Duration, cap: usize) -> Option<Duration> {
+        if self.decode.len() >= cap {
+            return None;
+        }
+        let batch_time = self.times.decodes_take(cap)?;
+        let late = BatchTimes::late(batch_time);
+        let missing = 1.0 - self.decode.len() as f64 / cap as f64;
+        let patience = batch_time.mul_f64(missing.clamp(0.0, 1.0)) + 2 * late;
+        let deadline = self.idle_since.max(self.decodes_since) + patience;
+        let due = self.next_due(now, late).filter(|due| now < deadline && *due <= deadline)?;
+        Some((due + late).min(deadline))
+    }
+
+    /// Prefill rows that may run now while all sessions that decode are away, so that they are done
+    /// when the next one comes back; or until when to wait for it.
+    fn prefill_alone(&self, now: Duration) -> Result<usize, Duration> {
+        let gentle = self.times.prefill_rows(1, self.policy.prefill_percent).max(MIN_PREFILL_ROWS);
+        let Some(batch_time) = self.times.decodes_take(1) else { return Ok(gentle) };
+        let late = BatchTimes::late(batch_time);
+        let Some(due) = self.next_due(now, late) else { return Ok(gentle) };
+        match self.times.prefill_rows_until(due, now) {
+            n_rows if n_rows >= MIN_PREFILL_ROWS => Ok(n_rows.min(gentle)),
+            _ => Err(due + late),
+        }
+    }
+
+    fn next_due(&self, now: Duration, late: Duration) -> Option<Duration> {
+        self.times.next_due(self.sessions.values().map(|session| session.pace), now, late)
+    }
+
+    /// Takes decodes up to the cap, then prefill into the room that is left.
+    fn take_mixed(&mut self, cap: usize, batch: &mut Vec<Part<T>>) -> (usize, usize) {
+        let kept = if self.prefill.is_empty() { 0 } else { MIN_PREFILL_ROWS };
+        let decode_rows =
+            self.take_decodes(cap, self.policy.batch_rows.saturating_sub(kept), batch);
+        let gentle = self.times.prefill_rows(decode_rows, self.policy.prefill_percent);
+        let room = self.policy.batch_rows.saturating_sub(decode_rows);
+        (decode_rows, self.take_prefill(room.min(gentle.max(MIN_PREFILL_ROWS)), batch))
+    }
+
+    fn take_prefill(&mut self, room: usize, batch: &mut Vec<Part<T>>) -> usize {
+        let (mut prefill_rows, mut n_batch) = (0, 0);
+        while let Some((session, priority)) = self.prefill.first(n_batch) {
+            let front = self.sessions.get(&session).and_then(|held| held.steps.front());
+            let n_rows = front.map_or(0, |front| part_of(front, room - prefill_rows));
+            if n_rows == 0 {
+                break;
+            }
+            n_batch += usize::from(priority == Priority::Batch);
+            prefill_rows += n_rows;
+            batch.extend(self.take_front(session, Some(n_rows)));
+        }
+        self.prefill.took(n_batch);
+        prefill_rows
+    }
+
+    /// Takes decodes, or one prefill step alone.
+    fn take_one_class(&mut self, cap: usize, batch: &mut Vec<Part<T>>) -> (usize, usize) {
+        let passed_over = self.decodes_since_prefill >= self.policy.decodes_per_prefill.max(1);
+        if !self.prefill.is_empty() && (self.decode.is_empty() || passed_over) {
+            self.decodes_since_prefill = 0;
+            let Some((session, priority)) = self.prefill.first(0) else { return (0, 0) };
+            batch.extend(self.take_front(session, None));
+            self.prefill.took(usize::from(priority == Priority::Batch));
+            return (0, batch.last().map_or(0, |part| part.n_rows));
+        }
+        self.decodes_since_prefill =
+            if self.prefill.is_empty() { 0 } else { self.decodes_since_prefill + 1 };
+        (self.take_decodes(cap, usize::MAX, batch), 0)
+    }
+
+    fn take_decodes(&mut self, cap: usize, room: usize, batch: &mut Vec<Part<T>>) -> usize {
+        let (mut n_rows, mut n_batch) = (0, 0);
+        for _ in 0..cap.min(self.decode.len()) {
+            let Some((session, priority)) = self.decode.first(n_batch) else { break };
+            let front = self.sessions.get(&session).and_then(|held| held.steps.front());
+            let more = front.map_or(0, |front| front.n_rows);
+            if n_rows > 0 && n_rows + more > room {
+                break;
+            }
+            n_rows += more;
+            n_batch += usize::from(priority == Priority::Batch);
+            batch.extend(self.take_front(session, None));
+        }
+        self.decode.took(n_batch);
+        n_rows
+    }
+
+    /// Takes the oldest step of the session whose turn it is, to run `n_rows` of it or all.
+    fn take_front(&mut self, session: SessionKey, n_rows: Option<usize>) -> Option<Part<T>> {
+        let held = self.sessions.get_mut(&session)?;
+        let waiting = held.steps.pop_front()?;
+        let priority = held.priority;
+        held.in_turn = false;
+        let n_rows = n_rows.unwrap_or(waiting.n_rows);
+        self.turns(waiting.class).of(priority).pop_front();
+        self.running.push(session);
+        Some(Part { session, n_rows, waiting })
+    }
+}
+
+/// Rows of a step that fit `room` so that neither the part nor the rest is too short; 0 if none.
+fn part_of<T>(waiting: &Waiting<T>, room: usize) -> usize {
+    let Class::Prefill { least } = waiting.class else { return 0 };
+    if waiting.n_rows <= room {
+        return waiting.n_rows;
+    }
+    let part = room.min(waiting.n_rows.saturating_sub(least));
+    if part < least.max(1) { 0 } else { part }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Pushes steps written as `d1` or `p2` (phase, session) and returns the micro-batches in
-    /// which they leave, in the same notation.
-    fn check(pushed: &str, max_sessions: usize, decodes_per_prefill: u32, expected: &str) {
-        let mut schedule = Schedule::new(decodes_per_prefill);
-        for text in pushed.split(' ') {
-            let path = if text.starts_with('d') { RowPath::Decode } else { RowPath::Prefill };
-            schedule.push(SessionKey(text[1..].parse().expect("number")), path, text);
-        }
-        let mut batches = Vec::new();
-        while !schedule.is_empty() {
-            let mut batch = Vec::new();
-            schedule.take(max_sessions, &mut batch);
-            let steps: Vec<&str> = batch.iter().map(|(_, step)| *step).collect();
-            batches.push(steps.join("+"));
-        }
-        assert_eq!(batches.join(" "), expected);
-    }
-
-    #[test]
-    fn decodes_leave_in_order_of_arrival() {
-        check("d1 d2 d3", 1, 8, "d1 d2 d3");
-    }
-
-    #[test]
-    fn a_micro_batch_holds_one_step_of_each_session() {
-        check("d1 d2 d1 d3 d1", 2, 8, "d1+d2 d3+d1 d1");
-        check("d1 d1 d1", 4, 8, "d1 d1 d1");
-    }
-
-    #[test]
-    fn decode_goes_before_prefill_until_prefill_has_been_passed_over() {
-        check("p9 d1 d2 d3 d4 d5", 1, 2, "d1 d2 p9 d3 d4 d5");
-        check("p9 p9 d1 d2 d3 d4 d5", 1, 2, "d1 d2 p9 d3 d4 p9 d5");
-    }
-
-    #[test]
-    fn prefill_chunks_run_alone_and_prompts_take_turns() {
-        check("p1 p1 p1 p2 p2", 4, 8, "p1 p2 p1 p2 p1");
-    }
-
-    #[test]
-    fn a_session_keeps_its_order_across_phases() {
-        check("p1 d1 d2", 1, 8, "d2 p1 d1");
-    }
-
-    #[test]
-    fn the_least_patience_alternates() {
-        check("p1 p2 d3 d3", 1, 1, "d3 p1 d3 p2");
-        check("p1 p2 d3 d3", 1, 0, "d3 p1 d3 p2");
-    }
-
-    #[test]
-    fn a_removed_session_leaves_nothing_behind() {
-        let mut schedule = Schedule::new(8);
-        for step in 0..3 {
-            schedule.push(SessionKey(1), RowPath::Decode, step);
-        }
-        schedule.push(SessionKey(2), RowPath::Prefill, 7);
-        assert_eq!(schedule.remove(SessionKey(1)), 3);
-        assert_eq!(schedule.remove(SessionKey(1)), 0);
-        let mut batch = Vec::new();
-        schedule.take(4, &mut batch);
-        assert_eq!(batch, vec![(SessionKey(2), 7)]);
-        assert!(schedule.is_empty());
-        // The session may come back under the same key.
-        schedule.push(SessionKey(1), RowPath::Decode, 9);
-        batch.clear();
-        schedule.take(4, &mut batch);
-        assert_eq!(batch, vec![(SessionKey(1), 9)]);
-    }
-}
+mod simulation;
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@
 //! A step that is refused does not move the expected number, so whatever follows it in the same
 //! epoch is refused as well: no row is ever appended behind a hole.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,11 +23,16 @@ use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, Epoch, SessionId, StepNumber, WorkerId};
 use stagebus_schemas::messages::control::{Close, Open};
 use stagebus_schemas::messages::forward::Step;
+use stagebus_schemas::subjects::LostStep;
 
 use crate::stage::Stage;
 
 /// When a refused session is worth another try: most sessions are short, a second sees some end.
 pub(crate) const RETRY_AFTER_MS: u64 = 1_000;
+
+/// Ended sessions whose way is still known: more than end within the fraction of a millisecond in
+/// which the broker answers that nobody hears a message.
+const MAX_ENDED: usize = 64;
 
 /// The way of a session's steps, as far as this stage needs it.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,6 +45,13 @@ pub(crate) struct Route {
     pub previous: Option<WorkerId>,
     /// Step subject of the worker after this one; none for the last stage.
     pub next_subject: Option<String>,
+}
+
+impl Route {
+    /// Whether results of both may share a message.
+    pub(crate) fn has_way_of(&self, other: &Self) -> bool {
+        self.coordinator == other.coordinator && self.next_subject == other.next_subject
+    }
 }
 
 /// One session of this worker.
@@ -57,6 +69,8 @@ pub(crate) struct Sessions {
     stage: Arc<Stage>,
     max_sessions: usize,
     sessions: HashMap<SessionId, Session>,
+    /// Ways of the sessions that ended last.
+    ended: VecDeque<(SessionId, Arc<Route>)>,
 }
 
 /// What an accepted open did.
@@ -83,7 +97,7 @@ pub(crate) enum Admission {
 
 impl Sessions {
     pub(crate) fn new(stage: Arc<Stage>, max_sessions: usize) -> Self {
-        Self { stage, max_sessions, sessions: HashMap::new() }
+        Self { stage, max_sessions, sessions: HashMap::new(), ended: VecDeque::new() }
     }
 
     /// Number of sessions held.
@@ -137,7 +151,7 @@ impl Sessions {
     /// Takes back an open that the backend could not carry out.
     pub(crate) fn forget(&mut self, session: SessionId, epoch: Epoch) {
         if self.sessions.get(&session).is_some_and(|held| held.epoch == epoch) {
-            self.sessions.remove(&session);
+            self.end(session);
         }
     }
 
@@ -150,7 +164,7 @@ impl Sessions {
             Some(session) if close.epoch < session.epoch => {
                 Err(stale(close.session, close.epoch, session.epoch))
             }
-            Some(_) => Ok(self.sessions.remove(&close.session).is_some()),
+            Some(_) => Ok(self.end(close.session)),
             None => Ok(false),
         }
     }
@@ -211,9 +225,41 @@ impl Sessions {
             .map(|(id, _)| *id)
             .collect();
         for session in &expired {
-            self.sessions.remove(session);
+            self.end(*session);
         }
         expired
+    }
+
+    /// The last steps of all sessions whose next worker is that of a step that nobody heard, with
+    /// their coordinators. One message carries steps of many sessions, but its reply subject names
+    /// only one; and who is gone hears none of the others either.
+    pub(crate) fn lost_with(&self, lost: &LostStep) -> Vec<(CoordinatorId, LostStep)> {
+        let ended = || self.ended.iter().find(|(session, _)| *session == lost.session);
+        let route = match self.sessions.get(&lost.session) {
+            Some(session) => Some(&session.route),
+            None => ended().map(|(_, route)| route),
+        };
+        let Some(next) = route.and_then(|route| route.next_subject.as_ref()) else {
+            return Vec::new();
+        };
+        self.sessions
+            .iter()
+            .filter(|(id, _)| **id != lost.session)
+            .filter(|(_, session)| session.route.next_subject.as_ref() == Some(next))
+            .filter_map(|(id, session)| {
+                let step = StepNumber::new(session.expected.number().checked_sub(1)?);
+                let lost = LostStep { session: *id, epoch: session.epoch, step, ..*lost };
+                Some((session.route.coordinator.clone(), lost))
+            })
+            .collect()
+    }
+
+    /// Removes a session and tells whether it was held.
+    fn end(&mut self, session: SessionId) -> bool {
+        let Some(held) = self.sessions.remove(&session) else { return false };
+        self.ended.truncate(MAX_ENDED - 1);
+        self.ended.push_front((session, held.route));
+        true
     }
 
     fn route(&self, open: &Open) -> Result<Route, ErrorReply> {

@@ -25,7 +25,7 @@ use stagebus_schemas::subjects::{LostStep, Subject};
 use stagebus_schemas::version::MessageVersion;
 
 use crate::inference::{Command, CommandError, Inference, InferenceEvent};
-use crate::results::{self, Job, Outgoing};
+use crate::results::{self, Job, Outgoing, u32_of};
 use crate::rows::{check_message, check_step, hidden_rows};
 use crate::sessions::{Admission, RETRY_AFTER_MS, Route, Sessions};
 use crate::stage::Stage;
@@ -196,20 +196,18 @@ impl Worker {
         };
         let fits = check_message(&self.stage, &forward);
         let mut first_row = 0;
+        let mut jobs = Vec::with_capacity(forward.steps.len());
         for step in std::mem::take(&mut forward.steps) {
             let rows = first_row..first_row + step.tokens.len();
             first_row = rows.end;
-            let verdict = self.judge(&step, forward.from.as_ref(), &fits);
-            match verdict {
+            match self.judge(&step, forward.from.as_ref(), &fits, u32_of(jobs.len())) {
                 Ok(Some(route)) => {
+                    self.sessions.advance(step.session, now);
                     let hidden = forward
                         .hidden
                         .as_ref()
                         .map(|tensor| hidden_rows(tensor, rows.start, rows.len()));
-                    let session = step.session;
-                    let job = Job { step, hidden, route, arrived: incoming.arrived };
-                    self.inference.send(Command::Run(job))?;
-                    self.sessions.advance(session, now);
+                    jobs.push(Job::new(step, hidden, route, incoming.arrived));
                 }
                 Ok(None) => {
                     self.counters.duplicates += 1;
@@ -221,15 +219,21 @@ impl Worker {
                 Err(error) => self.refuse(&step, asked.as_ref(), error),
             }
         }
+        if !jobs.is_empty() {
+            // In one piece: what came together may run together.
+            self.inference.send(Command::Run(jobs))?;
+        }
         Ok(())
     }
 
     /// Decides whether a step runs, and which way its result goes; `None` for a duplicate.
+    /// `n_taken` steps of the same message run before it.
     fn judge(
         &self,
         step: &Step,
         from: Option<&WorkerId>,
         fits: &Result<(), ErrorReply>,
+        n_taken: u32,
     ) -> Result<Option<Arc<Route>>, ErrorReply> {
         let route = match self.sessions.admit(step, from) {
             Admission::Duplicate => return Ok(None),
@@ -238,7 +242,7 @@ impl Worker {
         };
         fits.clone()?;
         check_step(&self.stage, step)?;
-        let queued = self.inference.queued();
+        let queued = self.inference.queued() + n_taken;
         if queued >= self.limits.queue_capacity {
             let wait_ms = f64::from(queued) * self.inference.load().decode_us / 1000.0;
             #[expect(
@@ -345,6 +349,7 @@ impl Worker {
     }
 
     /// Passes on that the next worker is gone: the broker tells it only to whoever sent the step.
+    /// Every session that goes through that worker is told.
     fn on_lost(&mut self, subject: String) {
         let Ok(Subject::Lost(_, lost)) = self.stage.subjects.parse(&subject) else { return };
         self.counters.unheard += 1;
@@ -352,7 +357,14 @@ impl Worker {
             session_id = %lost.session, stage_index = %self.stage.index, epoch = %lost.epoch,
             step = %lost.step, "nobody hears the next worker"
         );
-        self.outbox.push(Outgoing { subject, reply: None, payload: Bytes::new() });
+        let subjects = &self.stage.subjects;
+        let shared = self.sessions.lost_with(&lost);
+        let others = shared.iter().map(|(coordinator, lost)| subjects.lost(coordinator, lost));
+        self.outbox.extend(std::iter::once(subject).chain(others).map(|subject| Outgoing {
+            subject,
+            reply: None,
+            payload: Bytes::new(),
+        }));
     }
 
     fn on_inference(&mut self, event: InferenceEvent) {

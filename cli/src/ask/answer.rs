@@ -206,6 +206,7 @@ fn class_name(class: ErrorClass) -> &'static str {
         ErrorClass::UnknownSession => "unknown_session",
         ErrorClass::StaleEpoch => "stale_epoch",
         ErrorClass::StepGap => "step_gap",
+        ErrorClass::Preempted => "preempted",
         ErrorClass::VersionMismatch => "version_mismatch",
         ErrorClass::Cancelled => "cancelled",
         ErrorClass::Internal => "internal",

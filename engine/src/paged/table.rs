@@ -55,12 +55,24 @@ pub(super) struct BlockTable {
     prefill_len: usize,
     /// Chained hashes of the leading full blocks, as far as they are known.
     hashes: Vec<BlockHash>,
+    /// Blocks that the session was promised at its start, those that it holds included.
+    promised: usize,
 }
 
 impl BlockTable {
     /// Number of rows.
     pub(super) fn len(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Promises that the session will hold this many blocks.
+    pub(super) fn promise(&mut self, n_blocks: usize) {
+        self.promised = n_blocks;
+    }
+
+    /// Blocks that it was promised and does not hold yet.
+    pub(super) fn n_promised(&self) -> usize {
+        self.promised.saturating_sub(self.blocks.len())
     }
 
     /// Takes over the blocks of the longest cached prefix of `prompt`.
@@ -146,6 +158,10 @@ impl BlockTable {
             self.prefill_len += tokens.len();
         }
         self.tokens.extend_from_slice(tokens);
+        if path == RowPath::Decode {
+            // The prompt is in: a later rewind gives its blocks to whoever needs them.
+            self.promised = 0;
+        }
         Some(copy)
     }
 

@@ -16,6 +16,10 @@ use crate::validate::{check_alone, check_step};
 pub struct TestOptions {
     /// Most open sessions.
     pub max_sessions: usize,
+    /// Sessions that one micro-batch runs together; 1 runs them one by one.
+    pub useful_batch: usize,
+    /// Positions that all sessions together can hold; a block is one of them.
+    pub max_kv_tokens: usize,
     /// Time of every call of [`Backend::run`], on top of the rows.
     pub delay_per_run: Duration,
     /// Time of every row.
@@ -28,6 +32,8 @@ impl Default for TestOptions {
     fn default() -> Self {
         Self {
             max_sessions: 256,
+            useful_batch: 1,
+            max_kv_tokens: usize::MAX,
             delay_per_run: Duration::ZERO,
             delay_per_row: Duration::ZERO,
             faults: Vec::new(),
@@ -75,6 +81,10 @@ impl TestBackend {
             .collect()
     }
 
+    fn kv_tokens(&self) -> usize {
+        self.sessions.values().map(|session| session.len).sum()
+    }
+
     /// The faults of the step that runs now.
     fn next_faults(&mut self) -> Vec<Fault> {
         let now = self.n_steps;
@@ -95,6 +105,11 @@ impl TestBackend {
         let session = self.sessions.get(&key).ok_or(StepError::UnknownSession { session: key })?;
         let limit = self.model.context_length;
         let n_rows = check_step(step, &self.spec, session.len, limit)?;
+        let held = self.kv_tokens() - session.len;
+        let available = self.options.max_kv_tokens.saturating_sub(held + step.start_pos);
+        if n_rows > available {
+            return Err(StepError::OutOfBlocks { session: key, needed: n_rows, available });
+        }
         let faults = self.next_faults();
         for &fault in &faults {
             match fault {
@@ -159,7 +174,7 @@ impl Backend for TestBackend {
     fn open(
         &mut self,
         session: SessionKey,
-        _prompt: &[u32],
+        prompt: &[u32],
         _max_len: usize,
     ) -> Result<usize, OpenError> {
         if let Some(open) = self.sessions.get(&session) {
@@ -174,6 +189,11 @@ impl Backend for TestBackend {
         let (n_sessions, max_sessions) = (self.sessions.len(), self.options.max_sessions);
         if n_sessions >= max_sessions {
             return Err(OpenError::Full { n_sessions, max_sessions });
+        }
+        let (needed, total) = (prompt.len(), self.options.max_kv_tokens);
+        let available = total.saturating_sub(self.kv_tokens());
+        if needed > available {
+            return Err(OpenError::OutOfBlocks { needed, available, total });
         }
         let chains = vec![Vec::new(); self.spec.layers.len()];
         self.sessions.insert(session, Session { chains, len: 0 });
@@ -198,8 +218,12 @@ impl Backend for TestBackend {
         }
     }
 
+    fn useful_batch(&self) -> usize {
+        self.options.useful_batch
+    }
+
     fn kv_use(&self) -> KvUse {
-        let tokens = self.sessions.values().map(|session| session.len as u64).sum();
+        let tokens = self.kv_tokens() as u64;
         let chain_bytes = (self.spec.layers.len() * size_of::<u64>()) as u64;
         KvUse {
             n_sessions: self.sessions.len(),

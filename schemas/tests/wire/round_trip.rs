@@ -53,6 +53,7 @@ fn failure() -> impl Strategy<Value = ErrorReply> {
         ErrorClass::UnknownSession,
         ErrorClass::StaleEpoch,
         ErrorClass::StepGap,
+        ErrorClass::Preempted,
         ErrorClass::VersionMismatch,
         ErrorClass::Cancelled,
         ErrorClass::Internal,

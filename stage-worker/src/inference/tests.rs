@@ -1,13 +1,19 @@
 //! The inference thread with the test backend and an outlet that the test reads.
 
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use stagebus_engine::testing::{Fault, TestBackend, TestModel, TestOptions};
 use stagebus_schemas::codec;
+use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::ids::{CoordinatorId, StepNumber};
 use stagebus_schemas::messages::control::{HeadMode, Priority};
+use stagebus_schemas::messages::forward::{Phase, Step};
 use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
 use stagebus_schemas::messages::sampling::Sampling;
+
+mod real;
+mod sharing;
 
 use super::*;
 use crate::gated_backend::gated;
@@ -22,7 +28,6 @@ struct Bench {
     inference: Inference,
     events: mpsc::Receiver<InferenceEvent>,
     sent: Receiver<Outgoing>,
-    model: TestModel,
     route: Arc<Route>,
 }
 
@@ -36,9 +41,26 @@ impl Bench {
         max_payload: usize,
         wrap: impl FnOnce(TestBackend) -> Box<dyn Backend>,
     ) -> Self {
-        let model = TestModel { vocab_size: 50, context_length: 64, ..TestModel::default() };
+        let model = model();
         let spec = model.stage(0..model.n_layers);
-        let backend = wrap(TestBackend::new(model.clone(), spec, options));
+        let policy = Policy {
+            n_stages: 1,
+            max_sessions: 4,
+            batch_rows: 40,
+            mixes: options.useful_batch > 1,
+            prefill_percent: 60,
+            decodes_per_prefill: 8,
+        };
+        let backend = wrap(TestBackend::new(model, spec, options));
+        Self::over(backend, stage(0, 1), policy, max_payload)
+    }
+
+    fn over(
+        backend: Box<dyn Backend>,
+        stage: Arc<Stage>,
+        policy: Policy,
+        max_payload: usize,
+    ) -> Self {
         let (sender, sent) = channel();
         let outlet = move |message: Outgoing| {
             let bytes = message.payload.len();
@@ -47,21 +69,16 @@ impl Bench {
             }
             sender.send(message).map_err(|_closed| PublishError::Closed)
         };
-        let options = InferenceOptions {
-            command_capacity: 64,
-            max_batch_sessions: 4,
-            decodes_per_prefill: 8,
-            wire_dtype: Dtype::F32,
-        };
+        let options = InferenceOptions { command_capacity: 64, policy, wire_dtype: Dtype::F32 };
         let (inference, events) =
-            Inference::start(backend, stage(0, 1), options, outlet).expect("a thread");
+            Inference::start(backend, stage, options, outlet).expect("a thread");
         let route = Arc::new(Route {
             coordinator: CoordinatorId::new("c").expect("valid"),
             head_subject: "head".to_owned(),
             previous: None,
             next_subject: None,
         });
-        Self { inference, events, sent, model, route }
+        Self { inference, events, sent, route }
     }
 
     fn open(&mut self, session: u64, epoch: u32) -> Result<u32, ErrorReply> {
@@ -77,19 +94,9 @@ impl Bench {
     }
 
     fn run(&self, session: u64, epoch: u32, number: u32, start_pos: u32, tokens: &[u32]) {
-        let step = Step {
-            session: SessionId::from_u64(session),
-            epoch: Epoch::new(epoch),
-            step: StepNumber::new(number),
-            start_pos,
-            phase: if tokens.len() > 1 { Phase::Prefill } else { Phase::Decode },
-            tokens: tokens.to_vec(),
-            wanted: vec![u32_of(tokens.len()) - 1],
-            trace: vec![],
-        };
-        let job =
-            Job { step, hidden: None, route: Arc::clone(&self.route), arrived: Instant::now() };
-        self.inference.send(Command::Run(job)).expect("room");
+        let step = step(session, epoch, number, start_pos, tokens);
+        let job = Job::new(step, None, Arc::clone(&self.route), Instant::now());
+        self.inference.send(Command::Run(vec![job])).expect("room");
     }
 
     fn head(&self) -> Head {
@@ -133,6 +140,24 @@ impl Bench {
     }
 }
 
+fn model() -> TestModel {
+    TestModel { vocab_size: 50, context_length: 64, ..TestModel::default() }
+}
+
+/// A step that wants the token of its last row; several rows are a prefill chunk.
+fn step(session: u64, epoch: u32, number: u32, start_pos: u32, tokens: &[u32]) -> Step {
+    Step {
+        session: SessionId::from_u64(session),
+        epoch: Epoch::new(epoch),
+        step: StepNumber::new(number),
+        start_pos,
+        phase: if tokens.len() > 1 { Phase::Prefill } else { Phase::Decode },
+        tokens: tokens.to_vec(),
+        wanted: vec![u32_of(tokens.len()) - 1],
+        trace: vec![],
+    }
+}
+
 fn open(session: u64, epoch: u32) -> Open {
     Open {
         session: SessionId::from_u64(session),
@@ -154,10 +179,10 @@ fn a_session_gives_the_tokens_of_the_model() {
     let mut bench = Bench::new(TestOptions::default(), usize::MAX);
     assert_eq!(bench.open(1, 0), Ok(0));
     let prompt = [3, 1, 4, 1, 5];
-    assert_eq!(bench.generate(1, 0, &prompt, 8), bench.model.expected(&prompt, 8));
+    assert_eq!(bench.generate(1, 0, &prompt, 8), model().expected(&prompt, 8));
     // A higher epoch keeps the cache, and a step at position 0 rewinds it.
     assert_eq!(bench.open(1, 1), Ok(12));
-    assert_eq!(bench.generate(1, 1, &prompt, 8), bench.model.expected(&prompt, 8));
+    assert_eq!(bench.generate(1, 1, &prompt, 8), model().expected(&prompt, 8));
     // A closed session starts empty.
     bench.inference.send(Command::Close { session: SessionId::from_u64(1) }).expect("room");
     assert_eq!(bench.open(1, 0), Ok(0));
@@ -202,7 +227,7 @@ fn a_failed_step_ends_the_epoch_and_is_told_once() {
     // A step of the failed epoch is skipped in silence; the next open starts afresh.
     bench.run(1, 0, 2, 2, &[3]);
     assert_eq!(bench.open(1, 1), Ok(0));
-    assert_eq!(bench.generate(1, 1, &[5, 6], 3), bench.model.expected(&[5, 6], 3));
+    assert_eq!(bench.generate(1, 1, &[5, 6], 3), model().expected(&[5, 6], 3));
     bench.open(2, 0).expect("room");
     assert_eq!(bench.inference.queued(), 0);
 }
@@ -219,7 +244,7 @@ fn a_step_behind_a_hole_is_refused_and_keeps_the_cache() {
     assert_eq!(bench.open(1, 1), Ok(2));
     bench.run(1, 1, 0, 2, &[3]);
     let token = bench.step_done().rows[0].token;
-    assert_eq!(vec![token], bench.model.expected(&[1, 2, 3], 1));
+    assert_eq!(vec![token], model().expected(&[1, 2, 3], 1));
 }
 
 #[test]
@@ -238,11 +263,11 @@ fn a_result_too_large_for_the_broker_is_a_fault_of_the_request() {
         tokens,
         trace: vec![],
     };
-    let job = Job { step, hidden: None, route: Arc::clone(&bench.route), arrived: Instant::now() };
-    bench.inference.send(Command::Run(job)).expect("room");
+    let job = Job::new(step, None, Arc::clone(&bench.route), Instant::now());
+    bench.inference.send(Command::Run(vec![job])).expect("room");
     assert_eq!(bench.fault().error.class, ErrorClass::InvalidRequest);
     assert_eq!(bench.open(1, 1), Ok(40));
-    assert_eq!(bench.generate(1, 1, &[5, 6], 3), bench.model.expected(&[5, 6], 3));
+    assert_eq!(bench.generate(1, 1, &[5, 6], 3), model().expected(&[5, 6], 3));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The rules of the session table, driven by hand.
 
+use stagebus_schemas::ids::StageIndex;
 use stagebus_schemas::messages::control::{HeadMode, Priority};
 use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::messages::sampling::Sampling;
@@ -190,4 +191,48 @@ fn sessions_without_activity_expire() {
     assert_eq!(sessions.take_idle(idle, start + Duration::from_secs(9)), vec![]);
     assert_eq!(sessions.take_idle(idle, start + Duration::from_secs(10)), vec![other.session]);
     assert_eq!(sessions.take_idle(idle, start + Duration::from_secs(16)), vec![SESSION]);
+}
+
+#[test]
+fn a_lost_message_concerns_everybody_on_the_same_way() {
+    let now = Instant::now();
+    let mut sessions = Sessions::new(stage(1, 3), 8);
+    let mut add = |id: u64, coordinator: &str, next: u16, n_steps: u32| {
+        let session = SessionId::from_u64(id);
+        let coordinator = CoordinatorId::new(coordinator).expect("valid");
+        let route = vec![worker(0), worker(1), worker(next)];
+        let open = Open { session, coordinator, route, ..open_at(4) };
+        sessions.open(&open, true, now).expect("room");
+        (0..n_steps).for_each(|_| sessions.advance(session, now));
+    };
+    add(1, "c0", 2, 3);
+    add(2, "c0", 2, 7);
+    add(3, "c1", 2, 1);
+    // Another next worker, and a session without any step.
+    add(4, "c0", 5, 3);
+    add(5, "c0", 2, 0);
+    let lost = LostStep {
+        session: SESSION,
+        epoch: Epoch::new(4),
+        step: StepNumber::new(2),
+        stage: StageIndex::new(2),
+    };
+    let told = |sessions: &Sessions| {
+        let mut told: Vec<(String, u64, u32)> = sessions
+            .lost_with(&lost)
+            .into_iter()
+            .map(|(coordinator, lost)| {
+                assert_eq!((lost.epoch, lost.stage), (Epoch::new(4), StageIndex::new(2)));
+                (coordinator.to_string(), lost.session.as_u64(), lost.step.number())
+            })
+            .collect();
+        told.sort();
+        told
+    };
+    let expected = vec![("c0".to_owned(), 2, 6), ("c1".to_owned(), 3, 0)];
+    assert_eq!(told(&sessions), expected);
+    // The session that the broker's answer names may have ended meanwhile.
+    let close = Close { session: SESSION, epoch: Epoch::new(4) };
+    assert_eq!(sessions.close(&close), Ok(true));
+    assert_eq!(told(&sessions), expected);
 }

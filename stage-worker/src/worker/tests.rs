@@ -11,7 +11,6 @@ use stagebus_schemas::messages::sampling::Sampling;
 use stagebus_schemas::tensor::{Dtype, Tensor};
 
 use super::*;
-use crate::results::u32_of;
 use crate::rows::hidden_bytes;
 use crate::stage_fixture::{FINGERPRINT, HIDDEN_DIM, stage, worker as worker_id};
 
@@ -95,14 +94,15 @@ impl Bench {
 
     /// Steps handed to the inference thread: session, step number and hidden states.
     fn runs(&self) -> Vec<(u64, u32, Vec<f32>)> {
-        let of = |command| match command {
-            Command::Run(job) => {
-                let hidden = job.hidden.unwrap_or_default();
-                Some((job.step.session.as_u64(), job.step.step.number(), hidden))
-            }
-            Command::Open(_) | Command::Close { .. } => None,
+        let jobs = |command| match command {
+            Command::Run(jobs) => jobs,
+            Command::Open(_) | Command::Close { .. } => vec![],
         };
-        self.commands().into_iter().filter_map(of).collect()
+        let of = |job: Job| {
+            let hidden = job.hidden.unwrap_or_default();
+            (job.step.session.as_u64(), job.step.step.number(), hidden)
+        };
+        self.commands().into_iter().flat_map(jobs).map(of).collect()
     }
 
     fn sent(&mut self) -> Vec<Outgoing> {
