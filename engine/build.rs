@@ -1,4 +1,4 @@
-//! Builds the paged attention library (`native/paged.cpp`) against the OpenVINO headers.
+//! Builds the paged attention library (`native/`) against the OpenVINO headers.
 //!
 //! It becomes a shared library of its own, carried inside the crate and opened at run time, so that
 //! a binary does not need OpenVINO to start. Without headers or compiler the crate still builds:
@@ -58,7 +58,7 @@ fn build(library: &Path) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     let runtime = runtime_library(&openvino.libraries)?;
     let mut command = compiler.to_command();
-    command.arg(native.join("paged.cpp"));
+    command.args(["paged.cpp", "state.cpp"].map(|file| native.join(file)));
     if compiler.is_like_msvc() {
         // Not run here: written by the compiler's documentation.
         command.arg("/LD").arg(format!("/Fe:{}", library.display())).arg(runtime);

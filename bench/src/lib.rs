@@ -4,10 +4,10 @@
 //! - [`contender`]: a program that is measured, driven turn by turn over its standard streams.
 //! - [`fleet_run`]: a private fleet whose steps are timed from beside the broker.
 //! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
-//! - One module per scenario: [`parity`], [`users`]. A scenario checks tokens first, measures its variants in
+//! - One module per scenario: [`parity`], [`users`], [`speculation`]. A scenario checks tokens first, measures its variants in
 //!   turn within one run, and ends with its claims.
 //!
-//! The subcommands [`engine_decode`] and [`shard_once`] are the measured child processes; they are
+//! The subcommands [`engine_decode`], [`shard_once`] and [`rewind_once`] are the measured child processes; they are
 //! hidden from the help.
 
 #![allow(
@@ -29,7 +29,9 @@ pub mod node_fleet;
 pub mod parity;
 pub mod prompts;
 pub mod random_gguf;
+pub mod rewind_once;
 pub mod shard_once;
+pub mod speculation;
 pub mod users;
 
 use clap::{Args, Subcommand};
@@ -46,6 +48,7 @@ use crate::harness::output;
   stagebus bench parity
   stagebus bench parity --rounds 9 --tokens 128 --json
   stagebus bench users --json
+  stagebus bench speculation --json
   stagebus bench users --users 1,16 --stages 1,2 --quick
 
 Tokens are checked before anything is timed; a difference ends the run with an error, or is a claim
@@ -71,12 +74,17 @@ enum Scenario {
     Parity(Box<parity::ParityArgs>),
     /// Many users at the same time, on 1 to 3 nodes: throughput, latency, long prompts, prefixes
     Users(Box<users::UsersArgs>),
+    /// Drafted tokens per step by drafters by kinds of prompts, and long answers
+    Speculation(Box<speculation::SpeculationArgs>),
     /// Decodes turn by turn through the engine (started by the scenarios)
     #[command(hide = true)]
     EngineDecode(engine_decode::EngineDecodeArgs),
     /// Writes one shard set and reports time and memory (started by the scenarios)
     #[command(hide = true)]
     ShardOnce(shard_once::ShardOnceArgs),
+    /// Measures rewinds of the stateful engine (started by the scenarios)
+    #[command(hide = true)]
+    RewindOnce(rewind_once::RewindOnceArgs),
 }
 
 /// Runs `stagebus bench`. `quiet` hides remarks on the progress; `stop` ends the run early, and
@@ -87,15 +95,21 @@ enum Scenario {
 /// that does not hold is a result, no error.
 pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<()> {
     if args.list {
-        let all = [("parity", parity::CLAIMS), ("users", users::CLAIMS)];
+        let all = [
+            ("parity", parity::CLAIMS),
+            ("users", users::CLAIMS),
+            ("speculation", speculation::CLAIMS),
+        ];
         return Ok(output::print(&harness::claims::list(&all, args.json)?)?);
     }
     let work = async {
         match args.scenario {
             Some(Scenario::Parity(args)) => parity::run(*args, quiet).await,
             Some(Scenario::Users(args)) => users::run(*args, quiet).await,
+            Some(Scenario::Speculation(args)) => speculation::run(*args, quiet).await,
             Some(Scenario::EngineDecode(args)) => engine_decode::run(args).await,
             Some(Scenario::ShardOnce(args)) => shard_once::run(args).await,
+            Some(Scenario::RewindOnce(args)) => rewind_once::run(args).await,
             None => Ok(()),
         }
     };

@@ -17,8 +17,8 @@ use crate::node_fleet::NodeFleet;
 /// Longest wait for an event: nobody else uses the fleet, so silence means trouble.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What one user asks; always greedy.
-#[derive(Debug, Clone, Copy)]
+/// What one user asks.
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Ask<'a> {
     /// Token ids.
     pub prompt: &'a [u32],
@@ -26,6 +26,17 @@ pub struct Ask<'a> {
     pub max_tokens: u32,
     /// Tokens to draft per step: 0 for no speculation, absent for the coordinator's choice.
     pub draft_tokens: Option<u32>,
+    /// How tokens are drawn; greedy when absent.
+    pub draw: Option<Draw>,
+}
+
+/// How tokens are drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Draw {
+    /// Temperature.
+    pub temperature: f32,
+    /// Seed of the noise.
+    pub seed: u64,
 }
 
 /// New tokens that came at once.
@@ -78,8 +89,20 @@ impl Served {
     /// Tokens per second of this user after the first arrival.
     #[must_use]
     pub fn decode_tok_s(&self) -> Option<f64> {
-        let (first, last) = (self.arrivals.first()?, self.arrivals.last()?);
-        rate(self.tokens.len() - first.n_tokens, last.at_ms - first.at_ms)
+        self.decode_tok_s_of_first(self.tokens.len())
+    }
+
+    /// The same over the first `n_tokens` tokens, to the end of the arrival that brings the last
+    /// of them; `None` if there are fewer.
+    #[must_use]
+    pub fn decode_tok_s_of_first(&self, n_tokens: usize) -> Option<f64> {
+        let first = self.arrivals.first()?;
+        let mut n_arrived = 0;
+        let last = self.arrivals.iter().find(|arrival| {
+            n_arrived += arrival.n_tokens;
+            n_arrived >= n_tokens
+        })?;
+        rate(n_arrived - first.n_tokens, last.at_ms - first.at_ms)
     }
 }
 
@@ -197,6 +220,8 @@ pub async fn one(fleet: &NodeFleet, ask: &Ask<'_>, epoch: Instant) -> anyhow::Re
         tokens: Some(ask.prompt.to_vec()),
         max_tokens: Some(ask.max_tokens),
         draft_tokens: ask.draft_tokens,
+        temperature: ask.draw.map(|draw| draw.temperature),
+        seed: ask.draw.map(|draw| draw.seed),
         ..PromptRequest::default()
     };
     let encoding = ContentType::MessagePack;
@@ -251,6 +276,8 @@ mod tests {
         assert_eq!(one.gaps_ms().collect::<Vec<_>>(), [10.0, 40.0]);
         assert_eq!(one.tok_s(), Some(50.0));
         assert_eq!(one.decode_tok_s(), Some(80.0));
+        assert_eq!(one.decode_tok_s_of_first(2), Some(200.0));
+        assert_eq!(one.decode_tok_s_of_first(6), None);
         assert_eq!(served(0.0, &[]).tok_s(), None);
         assert_eq!(served(0.0, &[(5.0, 1)]).decode_tok_s(), None);
     }

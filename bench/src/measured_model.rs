@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use stagebus_shards::WeightMode;
+use stagebus_shards::known_draft::{DEFAULT_HEAD_TOKENS, DraftSearch, known_draft};
+use stagebus_shards::{ShardSet, WeightMode};
 
 use crate::shard_once::{self, ShardOnceArgs};
 
@@ -67,6 +68,26 @@ impl ShardSets {
         set.map(PathBuf::as_path)
             .with_context(|| format!("no set with {n_stages} stages and {weights} weights"))
     }
+}
+
+/// The settings that give a coordinator the draft model of a shard set; `None` if it has none.
+/// The draft's shard set is kept in `folder`.
+///
+/// # Errors
+/// A draft model that cannot be used.
+pub async fn draft_settings(set: &Path, folder: &Path) -> anyhow::Result<Option<String>> {
+    let (set, cache_dir) = (set.to_owned(), folder.join("drafts"));
+    let search = move || {
+        let folders = stagebus_settings::draft_folders();
+        let search = DraftSearch {
+            folders: &folders,
+            cache_dir: &cache_dir,
+            head_tokens: Some(DEFAULT_HEAD_TOKENS),
+        };
+        anyhow::Ok(known_draft(&search, &ShardSet::open(&set)?)?)
+    };
+    let draft = tokio::task::spawn_blocking(search).await.context("the search failed")??;
+    Ok(draft.map(|draft| format!("coordinator.draft_shards={}", draft.dir.display())))
 }
 
 #[cfg(test)]

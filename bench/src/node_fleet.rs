@@ -140,6 +140,12 @@ impl NodeFleet {
         self.fleet.n_stages()
     }
 
+    /// Whether its processes are tied to cores.
+    #[must_use]
+    pub fn is_tied(&self) -> bool {
+        !self.cpus.is_empty()
+    }
+
     /// Where the last stage's answers to the coordinator go.
     #[must_use]
     pub fn head_subject(&self) -> Option<String> {

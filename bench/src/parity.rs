@@ -27,9 +27,6 @@ use crate::{measured_model, prompts};
 use hops::Placement;
 use report::{ParityReport, SetUp};
 
-/// A prompt whose answer is long, so that no variant ends early.
-const PROMPT: &str = "Write a long and detailed essay about the history of navigation at sea.";
-
 const SHARD_VS_GENAI: Target = Target {
     name: "shard_vs_genai_decode",
     target: 0.97,
@@ -192,7 +189,7 @@ pub async fn run(args: ParityArgs, quiet: bool) -> anyhow::Result<()> {
     output::note(quiet, "sharding");
     let sharding = sharding::all(&mut context, &stages, folder.path()).await?;
     let text = prompts::text_model(context.set(1, WeightMode::Exact)?)?;
-    context.prompt = prompts::encode(&text, PROMPT)?;
+    context.prompt = prompts::encode(&text, prompts::ESSAY)?;
     output::note(quiet, "checking tokens: one stage through a fleet and through the engine");
     let reference = hops::reference_tokens(&context).await?;
     let decode = decode::run(&context, &args, &reference).await?;

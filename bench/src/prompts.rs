@@ -10,6 +10,12 @@ use stagebus_shards::text::TextModel;
 /// The texts, by category.
 const FILE: &str = include_str!("../prompts/eight_categories.json");
 
+/// Number of categories.
+pub const N_CATEGORIES: usize = 8;
+
+/// A prompt whose answer is long, so that no variant ends early.
+pub const ESSAY: &str = "Write a long and detailed essay about the history of navigation at sea.";
+
 /// The kinds of prompts, as in the paper's evaluation of speculation.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -48,7 +54,7 @@ pub struct EncodedPrompt {
 /// None in practice: the file is part of the program.
 pub fn all() -> anyhow::Result<Vec<Prompt>> {
     let file: File = serde_json::from_str(FILE).context("the prompts cannot be read")?;
-    let categories = [
+    let categories: [_; N_CATEGORIES] = [
         ("short-factual", file.short_factual),
         ("reasoning", file.reasoning),
         ("code", file.code),

@@ -185,6 +185,8 @@ pub struct Context {
     pub model: PathBuf,
     /// Shard sets.
     pub sets: ShardSets,
+    /// The setting that gives coordinators the draft model, if there is one.
+    pub draft: Option<String>,
     /// Cores; none where processes cannot be tied.
     pub n_cpus: Option<usize>,
     /// All prompts.
@@ -223,7 +225,9 @@ pub async fn run(args: UsersArgs, quiet: bool) -> anyhow::Result<()> {
     let text = prompts::text_model(sets.get(args.stages[0], WeightMode::Compact)?)?;
     let prompts = prompts::encoded(&text)?;
     let n_cpus = machine::can_pin().then_some(machine.n_cpus);
-    let context = Context { args, model, sets, n_cpus, prompts, quiet };
+    let set = sets.get(args.stages[0], WeightMode::Compact)?;
+    let draft = measured_model::draft_settings(set, folder.path()).await?;
+    let context = Context { args, model, sets, draft, n_cpus, prompts, quiet };
     let (mut contestants, absent) = contestant::start_all(&context).await?;
     let matrix = matrix::run(&context, &mut contestants).await?;
     let nodes = widest_pair(&contestants);

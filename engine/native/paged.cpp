@@ -2,32 +2,18 @@
 #include "paged.hpp"
 
 #include <cstring>
-#include <exception>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "guard.hpp"
 #include "openvino/core/version.hpp"
 #include "openvino/openvino.hpp"
 #include "openvino/pass/manager.hpp"
 #include "openvino/pass/sdpa_to_paged_attention.hpp"
 
 namespace {
-
-thread_local std::string last_error;
-
-template <typename Body>
-int guard(Body&& body) {
-    try {
-        body();
-        return 0;
-    } catch (const std::exception& error) {
-        last_error = error.what();
-    } catch (...) {
-        last_error = "unknown C++ exception";
-    }
-    return 1;
-}
 
 struct Cache {
     std::string key_name;

@@ -3,8 +3,8 @@
 //! [`Backend`] is the contract. [`open_backend`] gives the backend that an [`EngineKind`] names:
 //! the **paged** one runs ragged micro-batches of many sessions over shared KV blocks, the
 //! **stateful** one runs one infer request per session, the one of [`testing`] computes a toy model
-//! without OpenVINO. Nothing here knows the broker; only `openvino` and the paged backend's `native`
-//! module call OpenVINO.
+//! without OpenVINO. Nothing here knows the broker; only `openvino`, the paged backend's
+//! `native` module and [`trim`] call OpenVINO.
 //!
 //! **Example**: a whole model in one process is [`open_backend`], [`Backend::open`] and a loop of
 //! [`Backend::run`] and [`argmax::greedy`].
@@ -26,6 +26,7 @@ mod properties;
 pub mod stage;
 pub mod stateful;
 pub mod testing;
+pub mod trim;
 mod validate;
 
 pub use backend::{
@@ -37,3 +38,4 @@ pub use options::{EngineKind, EngineOptions, Profile};
 pub use paged::{PagedBackend, PagedError};
 pub use stage::{StageSpec, StageSpecError};
 pub use stateful::{LoadError, StatefulBackend};
+pub use trim::{TrimError, TrimmedModel};

@@ -8,7 +8,7 @@
 //! **Source**: facts about both paths and the cache types in `docs/numerics.md`.
 
 mod blocks;
-mod native;
+pub(crate) mod native;
 mod table;
 
 use std::collections::HashMap;

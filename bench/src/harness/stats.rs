@@ -1,9 +1,9 @@
 //! Summaries of samples.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Order statistics of a set of samples, in the unit of the samples.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Number of samples.
     pub n: usize,
@@ -43,6 +43,15 @@ pub fn median(samples: impl IntoIterator<Item = f64>) -> Option<f64> {
     Summary::of(samples).map(|summary| summary.median)
 }
 
+/// The geometric mean of positive values; `None` without any. Others are left out.
+#[must_use]
+pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let logarithms: Vec<f64> =
+        values.into_iter().filter(|value| *value > 0.0).map(f64::ln).collect();
+    let n = logarithms.len();
+    (n > 0).then(|| (logarithms.into_iter().sum::<f64>() / n as f64).exp())
+}
+
 /// The quantile `share` of ascending samples, with linear interpolation between neighbours.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
@@ -63,6 +72,14 @@ mod tests {
         assert_eq!(median([5.0, 1.0, 3.0]), Some(3.0));
         assert_eq!(median([4.0, 1.0, 2.0, 10.0]), Some(3.0));
         assert_eq!(median([f64::NAN, 2.0]), Some(2.0));
+    }
+
+    #[test]
+    fn the_geometric_mean_weighs_ratios_alike() {
+        let mean = geometric_mean([0.5, 2.0]).expect("there are values");
+        assert!((mean - 1.0).abs() < 1e-12, "{mean}");
+        assert_eq!(geometric_mean([]), None);
+        assert_eq!(geometric_mean([0.0, f64::NAN]), None);
     }
 
     #[test]

@@ -105,7 +105,7 @@ pub(super) async fn start_all(context: &Context) -> anyhow::Result<(Vec<Contesta
         let Kind::Fleet { n_stages, weights, engine } = kind else { continue };
         context.note(&format!("starting {}", kind.name()));
         let mut settings = vec![format!("worker.engine={engine}")];
-        settings.extend(context.args.set.iter().cloned());
+        settings.extend(context.draft.iter().chain(&context.args.set).cloned());
         let plan = NodePlan {
             shards: context.sets.get(n_stages, weights)?.to_owned(),
             cpus: context.n_cpus.map_or_else(Vec::new, |n_cpus| node_cpus(n_stages, n_cpus)),
@@ -175,7 +175,7 @@ impl Contestant {
             Runner::Fleet(fleet) => {
                 fleet.join_cores().await?;
                 let max_tokens = u32::try_from(n_tokens)?;
-                let ask = |prompt| Ask { prompt, max_tokens, draft_tokens };
+                let ask = |prompt| Ask { prompt, max_tokens, draft_tokens, draw: None };
                 load::users(fleet, n_users, &tokens.map(ask).collect::<Vec<_>>()).await
             }
             Runner::Genai(contender) => {

@@ -70,7 +70,9 @@ pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::R
         let max_tokens = u32::try_from(max_tokens)?;
         let prompts = context.prompts.iter().take(n_prompts);
         let draft_tokens = Some(draft_tokens);
-        Ok(prompts.map(|prompt| Ask { prompt: &prompt.tokens, max_tokens, draft_tokens }).collect())
+        Ok(prompts
+            .map(|prompt| Ask { prompt: &prompt.tokens, max_tokens, draft_tokens, draw: None })
+            .collect())
     };
     let plain = asks(0)?;
     let mut alone = Vec::with_capacity(plain.len());

@@ -259,7 +259,12 @@ async fn stage_use(
     let draft_tokens = draft_tokens(place.speculation);
     let asks: Vec<Ask<'_>> = prompts_of(timed, place.users, 0)
         .into_iter()
-        .map(|prompt| Ask { prompt: &context.prompts[prompt].tokens, max_tokens, draft_tokens })
+        .map(|prompt| Ask {
+            prompt: &context.prompts[prompt].tokens,
+            max_tokens,
+            draft_tokens,
+            draw: None,
+        })
         .collect();
     let (answers, busy) = observed_users(fleet, place.users, &asks).await?;
     let Some(flow) = Flow::of(&answers) else { return Ok(None) };

@@ -80,7 +80,12 @@ pub(super) async fn run(
         let prefix = prompts::long(text, PREFIX_TOKENS, seed)?;
         let ask = async |question: &[u32]| {
             let prompt = [&prefix[..], question].concat();
-            let ask = Ask { prompt: &prompt, max_tokens: ANSWER_TOKENS, draft_tokens: Some(0) };
+            let ask = Ask {
+                prompt: &prompt,
+                max_tokens: ANSWER_TOKENS,
+                draft_tokens: Some(0),
+                draw: None,
+            };
             load::one(fleet, &ask, Instant::now()).await
         };
         let cold = ask(&first).await?;

@@ -66,8 +66,9 @@ struct RawModel {
     _private: [u8; 0],
 }
 
+/// One key and value of OpenVINO configuration.
 #[repr(C)]
-struct RawProperty {
+pub(crate) struct RawProperty {
     key: *const c_char,
     value: *const c_char,
 }
@@ -125,10 +126,10 @@ struct Functions {
 }
 
 /// The opened library.
-pub(super) struct Library {
+pub(crate) struct Library {
     functions: Functions,
     // Unloaded after the functions that point into it, before the file that it was opened from.
-    _library: libloading::Library,
+    library: libloading::Library,
     _file: tempfile::TempPath,
 }
 
@@ -179,7 +180,7 @@ impl Batch {
 
 impl Library {
     /// Unpacks and opens the library; the OpenVINO runtime must be loaded already.
-    pub(super) fn open() -> Result<Self, NativeError> {
+    pub(crate) fn open() -> Result<Self, NativeError> {
         if LIBRARY.is_empty() {
             return Err(NativeError::NotBuilt { reason: BUILD_FAILURE });
         }
@@ -196,7 +197,7 @@ impl Library {
         // SAFETY: the library is our own; its initialisers only register C++ statics.
         let library = unsafe { libloading::Library::new(&file) }.map_err(opening)?;
         let functions = Functions::find(&library).map_err(opening)?;
-        let library = Self { functions, _library: library, _file: file };
+        let library = Self { functions, library, _file: file };
         library.check_version()?;
         Ok(library)
     }
@@ -214,7 +215,13 @@ impl Library {
         Err(NativeError::Version { built, loaded })
     }
 
-    fn check(&self, during: &'static str, code: c_int) -> Result<(), NativeError> {
+    /// The library as the loader knows it, for functions beside the paged ones.
+    pub(crate) fn loaded(&self) -> &libloading::Library {
+        &self.library
+    }
+
+    /// Turns a function's code into an error with the library's text.
+    pub(crate) fn check(&self, during: &'static str, code: c_int) -> Result<(), NativeError> {
         if code == 0 {
             return Ok(());
         }
@@ -257,6 +264,40 @@ impl Functions {
     }
 }
 
+/// The texts of a load in C's form.
+pub(crate) struct LoadTexts {
+    pub(crate) xml: CString,
+    pub(crate) device: CString,
+    properties: Vec<(CString, CString)>,
+}
+
+impl LoadTexts {
+    pub(crate) fn new(
+        xml: &Path,
+        device: &str,
+        properties: &[(String, String)],
+    ) -> Result<Self, NativeError> {
+        let c_text =
+            |what, text: &str| CString::new(text).map_err(|_nul| NativeError::Nul { what });
+        let pair = |(key, value): &(String, String)| {
+            Ok((c_text("property", key)?, c_text("property value", value)?))
+        };
+        Ok(Self {
+            xml: c_text("path of the stage graph", &xml.to_string_lossy())?,
+            device: c_text("device", device)?,
+            properties: properties.iter().map(pair).collect::<Result<_, NativeError>>()?,
+        })
+    }
+
+    /// Pointers into the texts, which must outlive their use.
+    pub(crate) fn properties(&self) -> Vec<RawProperty> {
+        self.properties
+            .iter()
+            .map(|(key, value)| RawProperty { key: key.as_ptr(), value: value.as_ptr() })
+            .collect()
+    }
+}
+
 /// A stage graph in its paged form with its one request and its caches.
 pub(super) struct NativeModel {
     library: Library,
@@ -275,28 +316,13 @@ impl NativeModel {
         device: &str,
         properties: &[(String, String)],
     ) -> Result<Self, NativeError> {
-        let c_text =
-            |what, text: &str| CString::new(text).map_err(|_nul| NativeError::Nul { what });
-        let xml = c_text("path of the stage graph", &xml.to_string_lossy())?;
-        let device = c_text("device", device)?;
-        let texts = properties
-            .iter()
-            .map(|(key, value)| Ok((c_text("property", key)?, c_text("property value", value)?)))
-            .collect::<Result<Vec<_>, NativeError>>()?;
-        let raw: Vec<RawProperty> = texts
-            .iter()
-            .map(|(key, value)| RawProperty { key: key.as_ptr(), value: value.as_ptr() })
-            .collect();
+        let texts = LoadTexts::new(xml, device, properties)?;
+        let raw = texts.properties();
+        let (xml, device) = (texts.xml.as_ptr(), texts.device.as_ptr());
         let mut model = ptr::null_mut();
         // SAFETY: all pointers live for the call; `raw` has the length given.
         let code = unsafe {
-            (library.functions.load)(
-                xml.as_ptr(),
-                device.as_ptr(),
-                raw.as_ptr(),
-                raw.len(),
-                &raw mut model,
-            )
+            (library.functions.load)(xml, device, raw.as_ptr(), raw.len(), &raw mut model)
         };
         library.check("stage graph cannot be loaded for paged attention", code)?;
         let model = NonNull::new(model).ok_or_else(|| NativeError::OpenVino {

@@ -7,3 +7,4 @@
 mod chain;
 mod errors;
 mod steps;
+mod trim;
