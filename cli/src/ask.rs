@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod converse;
+pub mod sampling;
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::path::Path;
@@ -20,6 +21,7 @@ use crate::exit::{Outcome, UsageError};
 use crate::local::{self, LocalArgs, Wanted};
 use answer::Complete;
 use converse::{Target, converse};
+use sampling::SamplingArgs;
 
 /// Argument that stands for standard input.
 const STDIN: &str = "-";
@@ -31,13 +33,18 @@ const STDIN: &str = "-";
   stagebus ask --raw \"The capital of Japan is\" --max-tokens 8
   stagebus ask --tokens 1,504,3575 --json
   git diff | stagebus ask --system \"Write a commit message.\" -
+  stagebus ask --temperature 0.8 --top-p 0.9 --seed 7 \"Write a haiku.\"
   stagebus ask --local --shards shards/smollm2 \"Hello\"
 
 Ctrl-C cancels the request. With --json the answer is one JSON object on standard output:
-{text, tokens, tok_s, ttft_ms, stages, finish_reason, usage, timings, request_id}.")]
+{text, tokens, tok_s, ttft_ms, stages, finish_reason, usage, timings, request_id}, with seed if tokens
+were drawn and logprobs if asked for.")]
 pub struct AskArgs {
     #[command(flatten)]
     prompt: PromptArgs,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -163,7 +170,7 @@ fn read_stdin() -> anyhow::Result<String> {
 /// Configuration that is wrong, a broker that cannot be reached, a fleet without a model or with
 /// several, and everything that ends a request early.
 pub async fn run(args: AskArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<Outcome> {
-    let request = args.prompt.request()?;
+    let request = args.sampling.with(args.prompt.request()?);
     let show = show_as(&args, quiet);
     let idle_timeout = Duration::from_secs(args.timeout);
     if args.private.local {
@@ -274,8 +281,10 @@ fn summary(complete: &Complete) -> String {
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",
     };
+    let seed = complete.seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
     format!(
-        "[{} prompt tokens, {} generated, first after {:.0} ms, {:.1} tokens/s, {} stages, {reason}]",
+        "[{} prompt tokens, {} generated, first after {:.0} ms, {:.1} tokens/s, {} stages, \
+         {reason}{seed}]",
         complete.usage.prompt_tokens,
         complete.usage.completion_tokens,
         complete.ttft_ms,
