@@ -200,8 +200,9 @@ pub enum OpenError {
 pub trait Backend: Send {
     /// Opens a session and returns how many of the first tokens of `prompt` are already cached,
     /// fewer than all: the last row must run to yield a token. A session that is open already
-    /// keeps its cache and returns its length. Room for the prompt is promised to it where room is
-    /// limited; `max_len` is what it is expected to reach, in tokens, and no limit.
+    /// keeps its cache and returns its length, or 0 if masked positions make a replay from there
+    /// pay. Room for the prompt is promised to it where room is limited; `max_len` is what it is
+    /// expected to reach, in tokens, and no limit.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is opened then.

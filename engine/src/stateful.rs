@@ -82,6 +82,13 @@ struct Limits {
     compact_at: usize,
 }
 
+impl Limits {
+    /// Whether so many slots are masked that filling the session again pays.
+    fn is_bloated(&self, slots: &Slots) -> bool {
+        slots.masked() >= self.compact_at && slots.masked() > slots.len()
+    }
+}
+
 impl StatefulBackend {
     /// Compiles a stage and runs one row of it, which proves that the graph fits the
     /// specification and spares the first session the device's warm-up.
@@ -207,7 +214,7 @@ impl Backend for StatefulBackend {
         _max_len: usize,
     ) -> Result<usize, OpenError> {
         if let Some(open) = self.sessions.get(&session) {
-            return Ok(open.slots.len());
+            return Ok(if self.limits.is_bloated(&open.slots) { 0 } else { open.slots.len() });
         }
         let (n_sessions, max_sessions) = (self.sessions.len(), self.limits.max_sessions);
         if n_sessions >= max_sessions {
@@ -242,10 +249,9 @@ impl Backend for StatefulBackend {
     fn kv_use(&self) -> KvUse {
         let mut kv_use = KvUse { n_sessions: self.sessions.len(), ..KvUse::default() };
         for session in self.sessions.values() {
-            let (masked, len) = (session.slots.masked(), session.slots.len());
             kv_use.tokens += session.slots.physical() as u64;
-            kv_use.masked_tokens += masked as u64;
-            kv_use.n_to_compact += usize::from(masked >= self.limits.compact_at && masked > len);
+            kv_use.masked_tokens += session.slots.masked() as u64;
+            kv_use.n_to_compact += usize::from(self.limits.is_bloated(&session.slots));
         }
         kv_use.bytes = kv_use.tokens * self.info.kv_bytes_per_token;
         kv_use

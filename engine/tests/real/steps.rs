@@ -1,7 +1,7 @@
 //! What a step means, on the real model.
 
 use stagebus_engine::argmax::greedy;
-use stagebus_engine::{Backend, EngineOptions, Profile};
+use stagebus_engine::{Backend, EngineOptions, Profile, SessionKey};
 
 use crate::chain::{ANSWER, ANSWER_2, Chain, ONE, PROMPT, PROMPT_2, exact, halves, whole};
 
@@ -100,8 +100,13 @@ fn a_rewound_session_equals_a_fresh_one() {
     let physical = usize::try_from(used.tokens - used.masked_tokens).unwrap();
     assert_eq!(physical, tokens.len());
     assert!(used.masked_tokens > 50, "{used:?}");
+    assert_eq!(used.n_to_compact, 1);
+    let cached = chain.stages[0].open(SessionKey(6), &tokens, 100).unwrap();
+    assert_eq!(cached, 0, "who opens it again is to fill it from the start");
     chain.step(6, 0, &tokens, &[]).unwrap();
     assert_eq!(chain.stages[0].kv_use().masked_tokens, 0, "a replay from 0 sheds masked slots");
+    let cached = chain.stages[0].open(SessionKey(6), &tokens, 100).unwrap();
+    assert_eq!(cached, tokens.len(), "a session without masked slots keeps its cache");
     chain.close(6);
 }
 
