@@ -10,6 +10,7 @@ mod gguf_edit;
 mod prompts;
 mod reference;
 mod requests;
+mod sampling;
 mod sessions;
 mod speculation;
 mod stages_on_the_wire;
