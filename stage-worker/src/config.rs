@@ -185,7 +185,7 @@ impl Default for WorkerSettings {
             invariant_prefill: false,
             max_batch_sessions: 0,
             batch_rows: 128,
-            prefill_percent: 60,
+            prefill_percent: 45,
             decodes_per_prefill: 8,
             announce_ms: 500,
             session_idle_s: 600,

@@ -154,13 +154,13 @@ impl Chain {
 
     /// Sends a step to the first stage.
     pub(super) async fn send(&self, step: Step) {
-        let (subject, reply) = self.step_subjects(&step);
-        let forward = Forward {
-            version: MessageVersion::CURRENT,
-            from: None,
-            steps: vec![step],
-            hidden: None,
-        };
+        self.send_together(vec![step]).await;
+    }
+
+    /// Sends steps to the first stage in one message.
+    pub(super) async fn send_together(&self, steps: Vec<Step>) {
+        let (subject, reply) = self.step_subjects(&steps[0]);
+        let forward = Forward { version: MessageVersion::CURRENT, from: None, steps, hidden: None };
         self.send_raw(&subject, &reply, codec::encode(&forward).expect("encodes").into()).await;
     }
 

@@ -18,6 +18,7 @@ use super::fixture::{Chain, Setup, failure, gone, next, step};
 use super::*;
 use crate::config::EngineChoice;
 use crate::gated_backend::gated;
+use crate::results::u32_of;
 use crate::shard_set_fixture::write_shard_set;
 
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
@@ -210,6 +211,48 @@ async fn a_dead_next_worker_is_told_to_the_coordinator() {
     };
     assert_eq!(coordinator, chain.coordinator);
     assert_eq!((lost.session, lost.epoch.number(), lost.stage.index()), (session, 7, 1));
+}
+
+#[tokio::test]
+async fn sessions_that_came_together_travel_together_and_hear_together_of_a_dead_worker() {
+    let options = TestOptions { useful_batch: 8, ..TestOptions::default() };
+    let mut chain = Chain::start(2, Setup { options, ..Setup::default() }).await;
+    let sessions = [SessionId::random(), SessionId::random(), SessionId::random()];
+    for session in sessions {
+        chain.open(session, 3).await;
+    }
+    let prompts: [&[u32]; 3] = [&PROMPT, &[2, 7, 1, 8], &[1, 2]];
+    let steps = |number, start: u32| {
+        let step = |(session, prompt): (&SessionId, &[u32])| {
+            step(*session, 3, number, start * u32_of(prompt.len()), prompt)
+        };
+        sessions.iter().zip(prompts).map(step).collect()
+    };
+    chain.send_together(steps(0, 0)).await;
+    let head = chain.head().await;
+    assert_eq!(head.steps.len(), 3, "one message for all");
+    for (done, prompt) in head.steps.iter().zip(prompts) {
+        assert_eq!(vec![done.rows[0].token], chain.model.expected(prompt, 1));
+    }
+    let last = chain.workers.pop().expect("two workers");
+    last.shutdown.stop.cancel();
+    let subject = chain.subjects.control(StageIndex::new(1), &last.id);
+    last.ended().await.expect("an orderly end");
+    gone(&chain.bus, &subject).await;
+    chain.send_together(steps(1, 1)).await;
+    let mut told = Vec::new();
+    while told.len() < 3 {
+        let answer = next(&mut chain.lost).await;
+        let Ok(Subject::Lost(_, lost)) = chain.subjects.parse(answer.subject()) else {
+            panic!("expected a lost step, got {}", answer.subject());
+        };
+        assert_eq!((lost.epoch.number(), lost.step.number(), lost.stage.index()), (3, 1, 1));
+        told.push(lost.session.to_string());
+    }
+    let mut expected = sessions.map(|session| session.to_string());
+    told.sort();
+    expected.sort();
+    assert_eq!(told, expected);
 }
 
 #[tokio::test]
