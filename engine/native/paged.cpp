@@ -153,6 +153,18 @@ int sb_model_cache(const sb_model* model, size_t layer, sb_cache* out) {
     });
 }
 
+int sb_model_threads(const sb_model* model, size_t* n_threads) {
+    return guard([&] {
+        *n_threads = 1;
+        for (const auto& name : model->compiled.get_property(ov::supported_properties)) {
+            if (name == ov::inference_num_threads.name()) {
+                const auto found = model->compiled.get_property(ov::inference_num_threads);
+                *n_threads = found > 0 ? static_cast<size_t>(found) : 1;
+            }
+        }
+    });
+}
+
 int sb_model_allocate(sb_model* model, size_t n_blocks) {
     return guard([&] {
         for (auto& cache : model->caches) {

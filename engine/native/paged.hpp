@@ -80,6 +80,9 @@ SB_API void sb_model_free(sb_model* model);
 SB_API int sb_model_layers(const sb_model* model, size_t* n_layers);
 SB_API int sb_model_cache(const sb_model* model, size_t layer, sb_cache* cache);
 
+// Threads that one inference runs on; 1 where the device does not tell.
+SB_API int sb_model_threads(const sb_model* model, size_t* n_threads);
+
 // Allocates n_blocks blocks for every layer. Earlier contents are lost.
 SB_API int sb_model_allocate(sb_model* model, size_t n_blocks);
 

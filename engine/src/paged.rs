@@ -78,6 +78,7 @@ pub struct PagedBackend {
     model: NativeModel,
     layout: BlockLayout,
     pool: BlockPool,
+    fill: Fill,
     salt: HashSalt,
     sessions: HashMap<SessionKey, BlockTable>,
     max_sessions: usize,
@@ -167,7 +168,9 @@ impl PagedBackend {
         let layout = BlockLayout::of(&model.layouts()?)?;
         let context = options.context_limit(spec.context_length);
         let n_blocks = count_blocks(&layout, context, options)?;
-        model.allocate(n_blocks as usize)?;
+        model.allocate(n_blocks as usize + 1)?;
+        let fill =
+            Fill { block: n_blocks, n_threads: model.n_threads()?, hidden: hidden_fill(&spec) };
         let info = PagedInfo {
             kv_precision: layout.dtype.clone(),
             kv_bytes_per_token: (layout.bytes / layout.tokens) as u64,
@@ -177,6 +180,7 @@ impl PagedBackend {
         };
         let mut backend = Self {
             pool: BlockPool::new(n_blocks),
+            fill,
             salt: HashSalt::new(&[fingerprint, &layout.dtype]),
             sessions: HashMap::new(),
             max_sessions: options.max_sessions,
@@ -213,9 +217,10 @@ impl PagedBackend {
         self.batch.clear();
         push_rows(&mut self.batch, &step, true, &[0], self.layout.tokens);
         self.infer()?;
+        let n_out = if self.spec.is_last() { 1 } else { self.batch.positions.len() };
         let (expected, found) = (self.row_width(), self.model.output().len());
-        if found != expected {
-            return Err(PagedError::OutputWidth { expected, found });
+        if found != expected * n_out {
+            return Err(PagedError::OutputWidth { expected, found: found / n_out });
         }
         Ok(())
     }
@@ -258,7 +263,9 @@ impl PagedBackend {
         Ok(Placed { index, first, n_out: step.wanted.len() })
     }
 
+    /// Runs the batch, filled up as [`Fill`] says, and returns the time.
     fn infer(&mut self) -> Result<Duration, NativeError> {
+        self.fill.complete(&mut self.batch, self.layout.tokens);
         if self.spec.is_last() && self.batch.logit_rows.is_empty() {
             // The head runs on at least one row; nobody reads it.
             self.batch.logit_rows.push(0);
@@ -267,6 +274,49 @@ impl PagedBackend {
         self.model.run(&self.batch, self.spec.hidden_dim)?;
         Ok(started.elapsed())
     }
+}
+
+/// Sequences that nobody reads, which keep every row on one path of the runtime's attention.
+///
+/// Where a batch has one-token sequences only, and fewer of them than there are threads, the CPU
+/// plugin shares out the context of a row among its threads and adds up the parts. The last bits
+/// then differ from those that the same row has in any other batch, where one thread handles a
+/// whole head.
+#[derive(Debug)]
+struct Fill {
+    /// A block that no session gets.
+    block: u32,
+    n_threads: usize,
+    /// Hidden states of [`Self::TOKENS`]; none on the first stage.
+    hidden: Option<Vec<f32>>,
+}
+
+impl Fill {
+    const TOKENS: [u32; 2] = [0; 2];
+
+    /// Adds one sequence of one token where that makes one per thread, else one of two tokens.
+    fn complete(&self, batch: &mut Batch, block_tokens: usize) {
+        let n_sequences = batch.n_sequences();
+        let all_one_token = batch.positions.len() == n_sequences;
+        if !all_one_token || n_sequences >= self.n_threads {
+            return;
+        }
+        let n_rows = if n_sequences + 1 == self.n_threads { 1 } else { 2 };
+        let width = self.hidden.as_ref().map_or(0, |hidden| hidden.len() / Self::TOKENS.len());
+        let step = StepRows {
+            session: SessionKey(0),
+            start_pos: 0,
+            path: RowPath::Prefill,
+            tokens: &Self::TOKENS[..n_rows],
+            hidden: self.hidden.as_ref().map(|hidden| &hidden[..n_rows * width]),
+            wanted: &[],
+        };
+        push_rows(batch, &step, false, &[self.block], block_tokens);
+    }
+}
+
+fn hidden_fill(spec: &StageSpec) -> Option<Vec<f32>> {
+    (!spec.is_first()).then(|| vec![0.0; spec.hidden_dim * Fill::TOKENS.len()])
 }
 
 /// Sessions of a micro-batch: throughput still grows up to here on the CPU, and a row more costs
@@ -381,6 +431,7 @@ impl Backend for PagedBackend {
         if placed.is_empty() {
             return;
         }
+        let n_rows = self.batch.positions.len();
         let infer_time = match self.infer() {
             Ok(time) => time,
             Err(error) => {
@@ -400,7 +451,6 @@ impl Backend for PagedBackend {
             }
         }
         let (width, is_last) = (self.row_width(), self.spec.is_last());
-        let n_rows = self.batch.positions.len();
         let output = self.model.output();
         for Placed { index, first, n_out } in placed {
             let rows = &output[first * width..(first + n_out) * width];

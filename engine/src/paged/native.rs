@@ -119,6 +119,7 @@ struct Functions {
     load: LoadFn,
     free: unsafe extern "C" fn(*mut RawModel),
     layers: unsafe extern "C" fn(*const RawModel, *mut usize) -> c_int,
+    threads: unsafe extern "C" fn(*const RawModel, *mut usize) -> c_int,
     cache: unsafe extern "C" fn(*const RawModel, usize, *mut RawCache) -> c_int,
     allocate: unsafe extern "C" fn(*mut RawModel, usize) -> c_int,
     copy_block: unsafe extern "C" fn(*mut RawModel, usize, usize) -> c_int,
@@ -162,6 +163,11 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Number of sequences.
+    pub(super) fn n_sequences(&self) -> usize {
+        self.past_lens.len()
+    }
+
     /// Empties the batch and keeps its memory.
     pub(super) fn clear(&mut self) {
         self.token_ids.clear();
@@ -256,6 +262,7 @@ impl Functions {
             load: function!("sb_model_load"),
             free: function!("sb_model_free"),
             layers: function!("sb_model_layers"),
+            threads: function!("sb_model_threads"),
             cache: function!("sb_model_cache"),
             allocate: function!("sb_model_allocate"),
             copy_block: function!("sb_model_copy_block"),
@@ -355,6 +362,16 @@ impl NativeModel {
                 })
             })
             .collect()
+    }
+
+    /// Threads that one inference runs on.
+    pub(super) fn n_threads(&self) -> Result<usize, NativeError> {
+        let mut n_threads = 0;
+        // SAFETY: the model is alive and the place is ours.
+        let code =
+            unsafe { (self.library.functions.threads)(self.model.as_ptr(), &raw mut n_threads) };
+        self.library.check("threads cannot be counted", code)?;
+        Ok(n_threads)
     }
 
     /// Allocates the caches.

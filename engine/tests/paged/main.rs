@@ -1,6 +1,7 @@
 //! The paged backend on SmolLM2: every way to the same row gives the same numbers.
 #![allow(
     clippy::cast_possible_truncation,
+    clippy::panic,
     clippy::unwrap_used,
     reason = "test data is small and a failure names its place"
 )]
@@ -58,6 +59,29 @@ fn tokens_do_not_depend_on_neighbours_chunks_or_drafts() {
         assert_eq!(tokens, alone, "verified in windows of {n_draft} drafted tokens");
         chain.close(key);
     }
+}
+
+#[test]
+fn a_row_alone_has_the_bits_of_a_row_among_others() {
+    // Many lengths of the context: with several threads the runtime may share out a long one.
+    let mut chain = paged(&Model::exact(2), FAST);
+    let backend = chain.backend(0);
+    let text = prompt(240);
+    let sessions = [1, 2, 3].map(SessionKey);
+    for session in sessions {
+        backend.open(session, &[], 0).unwrap();
+        support::hidden(backend, &[support::row(session, 0, RowPath::Prefill, &text)]);
+    }
+    let mut different = Vec::new();
+    for pos in (20..text.len()).rev() {
+        let row = |session| support::row(session, pos, RowPath::Decode, &[777]);
+        let alone = support::hidden(backend, &[row(sessions[0])]);
+        let together = support::hidden(backend, &[row(sessions[1]), row(sessions[2])]);
+        if together != [alone[0].clone(), alone[0].clone()] {
+            different.push(pos);
+        }
+    }
+    assert_eq!(different, Vec::<usize>::new());
 }
 
 #[test]

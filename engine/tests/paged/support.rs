@@ -69,6 +69,26 @@ pub(crate) fn prompt(n_tokens: usize) -> Vec<u32> {
     (0..n_tokens as u32).map(|i| 100 + i.wrapping_mul(2_654_435_761) % 40_000).collect()
 }
 
+/// Rows for the first stage, none wanted.
+pub(crate) fn row(
+    session: SessionKey,
+    start_pos: usize,
+    path: RowPath,
+    tokens: &[u32],
+) -> StepRows<'_> {
+    StepRows { session, start_pos, path, tokens, hidden: None, wanted: &[] }
+}
+
+/// Runs a micro-batch on a first stage and returns the bits of each step's hidden states.
+pub(crate) fn hidden(backend: &mut dyn Backend, batch: &[StepRows<'_>]) -> Vec<Vec<u32>> {
+    let mut bits = vec![Vec::new(); batch.len()];
+    backend.run(batch, &mut |done| match done.output.unwrap() {
+        StageOutput::Hidden(rows) => bits[done.index] = rows.iter().map(|x| x.to_bits()).collect(),
+        StageOutput::Logits(_) => panic!("not the first of several stages"),
+    });
+    bits
+}
+
 /// The stages of a model.
 pub(crate) struct Chain {
     stages: Vec<Box<dyn Backend>>,
