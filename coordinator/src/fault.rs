@@ -69,6 +69,11 @@ impl Fault {
         }
     }
 
+    /// Whether the session only had to give way: that may happen any number of times.
+    pub(crate) const fn is_preemption(&self) -> bool {
+        matches!(self, Self::Step { error, .. } if matches!(error.class, ErrorClass::Preempted))
+    }
+
     /// The class that the client sees.
     fn class(&self) -> ErrorClass {
         match self {

@@ -79,6 +79,10 @@ pub(crate) struct Counters {
     pub(crate) requests_ignored: u64,
     /// Tokens generated.
     pub(crate) tokens_out: u64,
+    /// Tokens drafted.
+    pub(crate) tokens_drafted: u64,
+    /// Of these, tokens that the last stage chose too.
+    pub(crate) tokens_accepted: u64,
     /// Times that a session lost its place and was replayed elsewhere.
     pub(crate) recoveries: u64,
     /// Answers for steps and sessions that no longer exist.
@@ -385,6 +389,9 @@ impl State {
             n_sessions: u32::try_from(self.sessions.len()).unwrap_or(u32::MAX),
             requests_done: self.counters.requests_done,
             tokens_out: self.counters.tokens_out,
+            tokens_drafted: self.counters.tokens_drafted,
+            tokens_accepted: self.counters.tokens_accepted,
+            recoveries: self.counters.recoveries,
         }));
     }
 }

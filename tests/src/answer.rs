@@ -118,6 +118,17 @@ impl Answer {
         }
     }
 
+    /// What the request used.
+    ///
+    /// # Errors
+    /// The answer is a failure.
+    pub fn usage(&self) -> Result<&Usage> {
+        match &self.end {
+            Some(End::Done { usage, .. }) => Ok(usage),
+            other => bail!("no complete answer: {other:?}"),
+        }
+    }
+
     /// Class and message of the failure.
     ///
     /// # Errors

@@ -191,7 +191,18 @@ impl ModelView {
         }
         let rows: Vec<_> = self.coordinators.iter().map(coordinator_row).collect();
         if !rows.is_empty() {
-            let header = ["coordinator", "state", "sessions", "done", "tokens", "host", "shards"];
+            let header = [
+                "coordinator",
+                "state",
+                "sessions",
+                "done",
+                "tokens",
+                "drafted",
+                "accepted",
+                "replays",
+                "host",
+                "shards",
+            ];
             text.push_str(&console::table(&header, &rows));
         }
         text
@@ -231,6 +242,9 @@ fn coordinator_row(coordinator: &CoordinatorAnnouncement) -> Vec<String> {
         coordinator.n_sessions.to_string(),
         coordinator.requests_done.to_string(),
         coordinator.tokens_out.to_string(),
+        coordinator.tokens_drafted.to_string(),
+        coordinator.tokens_accepted.to_string(),
+        coordinator.recoveries.to_string(),
         coordinator.host.clone(),
         shown_fingerprint(&coordinator.fingerprint),
     ]

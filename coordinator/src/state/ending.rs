@@ -43,21 +43,22 @@ impl State {
         let Some(session) = self.sessions.get(&id) else { return };
         let recovers = fault.is_recoverable()
             && session.running().is_some()
-            && session.recoveries < MAX_RECOVERIES;
+            && (fault.is_preemption() || session.recoveries < MAX_RECOVERIES);
         if recovers {
             warn!(session_id = %id, error = %fault, "session is replayed");
-            return self.recover(id, now);
+            return self.recover(id, !fault.is_preemption(), now);
         }
         warn!(session_id = %id, error = %fault, "session failed");
         self.fail(id, fault.reply(), now);
     }
 
     /// Gives up the places of a running session and looks for new ones, where its prompt and
-    /// output are replayed. The client sees nothing of it.
-    fn recover(&mut self, id: SessionId, now: Instant) {
+    /// output are replayed. The client sees nothing of it. `counts` tells whether it may happen
+    /// only [`MAX_RECOVERIES`] times without a new token.
+    fn recover(&mut self, id: SessionId, counts: bool, now: Instant) {
         self.close_route(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.recoveries += 1;
+        session.recoveries += u32::from(counts);
         self.counters.recoveries += 1;
         match session.enter(SessionState::Routing) {
             Ok(()) => self.place(id, now),

@@ -205,6 +205,8 @@ impl State {
             return self.on_session_fault(id, Fault::WrongRows, now);
         };
         session.speculation.observe(drafted.len(), verdict.n_accepted);
+        self.counters.tokens_drafted += drafted.len() as u64;
+        self.counters.tokens_accepted += verdict.n_accepted as u64;
         rows.truncate(verdict.n_accepted + 1);
         self.on_tokens(id, rows, now);
     }

@@ -104,6 +104,12 @@ pub struct CoordinatorAnnouncement {
     pub requests_done: u64,
     /// Tokens emitted since the start.
     pub tokens_out: u64,
+    /// Tokens drafted since the start.
+    pub tokens_drafted: u64,
+    /// Of these, tokens that the model chose too.
+    pub tokens_accepted: u64,
+    /// Times that a session lost its place and was replayed.
+    pub recoveries: u64,
 }
 
 impl Message for WorkerAnnouncement {

@@ -256,7 +256,7 @@ fn worker_announcement() -> impl Strategy<Value = WorkerAnnouncement> {
 }
 
 fn coordinator_announcement() -> impl Strategy<Value = CoordinatorAnnouncement> {
-    let numbers = (1_u16..=1024, any::<bool>(), any::<[u32; 2]>(), any::<[u64; 2]>());
+    let numbers = (1_u16..=1024, any::<bool>(), any::<[u32; 2]>(), any::<[u64; 5]>());
     (coordinator(), model(), ".{0,60}", ".{0,60}", numbers).prop_map(
         |(coordinator, model, fingerprint, host, (n_stages, accepting, small, large))| {
             CoordinatorAnnouncement {
@@ -271,6 +271,9 @@ fn coordinator_announcement() -> impl Strategy<Value = CoordinatorAnnouncement> 
                 n_sessions: small[1],
                 requests_done: large[0],
                 tokens_out: large[1],
+                tokens_drafted: large[2],
+                tokens_accepted: large[3],
+                recoveries: large[4],
             }
         },
     )

@@ -240,5 +240,8 @@ fn coordinator_announcement() -> CoordinatorAnnouncement {
         n_sessions: 4,
         requests_done: 1000,
         tokens_out: 5_000_000_000,
+        tokens_drafted: 4_000_000_000,
+        tokens_accepted: 3_000_000,
+        recoveries: 5,
     }
 }

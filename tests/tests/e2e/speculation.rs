@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use stagebus_fleet::FleetSpec;
-use stagebus_schemas::messages::public::{FinishReason, Usage};
-use stagebus_tests::answer::{Answer, End};
+use stagebus_schemas::messages::public::FinishReason;
+use stagebus_tests::answer::Answer;
 use stagebus_tests::fleet::Fleet;
 use stagebus_tests::shard_sets;
 
@@ -20,13 +20,6 @@ async fn fast_fleet(n_stages: usize, engine: &str) -> Result<Fleet> {
         format!("coordinator.draft_shards={}", draft.display()),
     ];
     Fleet::start(n_stages, |spec: &mut FleetSpec| spec.settings.extend(settings)).await
-}
-
-fn usage(answer: &Answer) -> Result<&Usage> {
-    match &answer.end {
-        Some(End::Done { usage, .. }) => Ok(usage),
-        other => anyhow::bail!("no complete answer: {other:?}"),
-    }
 }
 
 fn with(request: &Value, fields: &Value) -> Value {
@@ -62,13 +55,13 @@ async fn drafts_of_any_length_change_no_token_of_the_fast_profile() -> Result<()
         for way in &ways {
             let request = with(&request, way);
             let plain = fleet.ask(&with(&request, &json!({ "draft_tokens": 0 }))).await?;
-            ensure!(usage(&plain)?.drafted_tokens == 0, "{plain:?}");
+            ensure!(plain.usage()?.drafted_tokens == 0, "{plain:?}");
             for k in [json!(1), json!(4), json!(10), Value::Null] {
                 let answer = fleet.ask(&with(&request, &json!({ "draft_tokens": k }))).await?;
                 let (found, expected) = (&answer.tokens, &plain.tokens);
                 ensure!(found == expected, "K {k}, {request}: {found:?} instead of {expected:?}");
                 ensure!(answer.text == plain.text && answer.reason()? == plain.reason()?);
-                accepted += usage(&answer)?.accepted_tokens;
+                accepted += answer.usage()?.accepted_tokens;
             }
         }
     }
@@ -141,7 +134,7 @@ async fn a_session_that_rewinds_too_often_is_replayed() -> Result<()> {
     let plain = fleet.ask(&with(&request, &json!({ "draft_tokens": 0 }))).await?;
     let drafted = fleet.ask(&with(&request, &json!({ "draft_tokens": 8 }))).await?;
     ensure!(drafted.tokens == plain.tokens, "{:?} not {:?}", drafted.tokens, plain.tokens);
-    let usage = usage(&drafted)?;
+    let usage = drafted.usage()?;
     ensure!(usage.bloat > 0.0, "{usage:?}");
     ensure!(usage.drafted_tokens - usage.accepted_tokens > 24, "never rewound enough: {usage:?}");
     fleet.idle().await?;

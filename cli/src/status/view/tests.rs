@@ -51,6 +51,9 @@ fn coordinator(name: &str, fingerprint: &str, accepting: bool) -> CoordinatorAnn
         n_sessions: 1,
         requests_done: 3,
         tokens_out: 90,
+        tokens_drafted: 40,
+        tokens_accepted: 30,
+        recoveries: 0,
     }
 }
 

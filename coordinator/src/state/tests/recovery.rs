@@ -71,6 +71,18 @@ fn a_session_that_is_lost_again_and_again_fails() {
 }
 
 #[test]
+fn a_session_may_give_way_any_number_of_times() {
+    let mut bench = Bench::new();
+    let mut step = bench.started("");
+    for _ in 0..super::super::ending::MAX_RECOVERIES + 5 {
+        bench.act(Action::Head(fault(&step, ErrorClass::Preempted)));
+        step = replayed(&mut bench).remove(0);
+    }
+    bench.answer(&step, 100);
+    assert_eq!(bench.step().tokens, [100]);
+}
+
+#[test]
 fn other_faults_of_a_stage_end_the_session_with_their_class() {
     for class in [ErrorClass::Internal, ErrorClass::Overloaded, ErrorClass::InvalidRequest] {
         let mut bench = Bench::new();
