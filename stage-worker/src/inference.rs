@@ -10,12 +10,12 @@
 //! leaves what waits. Its end closes the event channel, which is how the owner notices a panic of
 //! the backend; only then may it be joined.
 //!
-//! The thread runs what [`Schedule`] chooses; results of one micro-batch leave together when it ends.
+//! The thread runs what [`crate::schedule::Schedule`] chooses; results of one micro-batch leave together when it ends.
 //! A step that fails ends the epoch of its session on this stage: later steps of that epoch are
 //! skipped without another fault, because a row must never be appended behind one that is missing.
 //! The next open of the session lifts that.
 //!
-//! When the KV blocks run out, a session gives way: see [`preemption`](preemption).
+//! When the KV blocks run out, a session gives way: see [`preemption`].
 
 mod preemption;
 mod thread;
