@@ -79,7 +79,7 @@ impl Sampling {
     /// Checks the lengths.
     ///
     /// # Errors
-    /// [`CodecError::Count`] or [`CodecError::Field`].
+    /// [`CodecError::Field`].
     pub(crate) fn validate(&self) -> Result<(), CodecError> {
         let n_bias = self.logit_bias.len();
         check_count("sampling.logit_bias", n_bias, 0..=MAX_LOGIT_BIAS, "at most 4096 tokens")?;
