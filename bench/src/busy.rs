@@ -2,7 +2,7 @@
 //!
 //! Every answer of the last stage carries, for each stage, the inference time and the rows of the
 //! micro-batch that held the step. Steps of one micro-batch carry the same pair, to the
-//! microsecond, and come close together: each pair counts once among the last [`RECENT`].
+//! microsecond, and come close together: each pair counts once among the last 64.
 
 use std::collections::VecDeque;
 
