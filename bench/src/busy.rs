@@ -2,13 +2,16 @@
 //!
 //! Every answer of the last stage carries, for each stage, the inference time and the rows of the
 //! micro-batch that held the step. Steps of one micro-batch carry the same pair, to the
-//! microsecond, and come close together: each pair counts once among the last 64.
+//! microsecond, and come close together: each pair counts once among the last 64. Steps of
+//! a prompt are left out, those up to a session's first token: they may run in parts, and carry
+//! the sum of several micro-batches, which the decode steps in them carry as well.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use anyhow::Context as _;
+use stagebus_schemas::ids::SessionId;
 use stagebus_schemas::messages::forward::StageTime;
-use stagebus_schemas::messages::head::Head;
+use stagebus_schemas::messages::head::{Head, HeadStep};
 
 use crate::load::{self, Ask, Served};
 use crate::node_fleet::NodeFleet;
@@ -21,6 +24,8 @@ const RECENT: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BusyTime {
     stages: Vec<StageBusy>,
+    /// Sessions that have their first token.
+    decoding: HashSet<SessionId>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,8 +37,17 @@ struct StageBusy {
 }
 
 impl BusyTime {
-    /// Takes the times of one step.
-    pub fn add(&mut self, trace: &[StageTime]) {
+    /// Takes one answer of the last stage.
+    pub fn step(&mut self, step: &HeadStep) {
+        if self.decoding.contains(&step.session) {
+            self.add(&step.trace);
+        } else if !step.rows.is_empty() {
+            self.decoding.insert(step.session);
+        }
+    }
+
+    /// Takes the times of one decode step.
+    fn add(&mut self, trace: &[StageTime]) {
         for time in trace {
             let stage = time.stage.index();
             if self.stages.len() <= stage {
@@ -98,7 +112,7 @@ pub async fn observed_users(
     let mut busy = BusyTime::default();
     for head in seen {
         for step in head.decode::<Head>()?.steps {
-            busy.add(&step.trace);
+            busy.step(&step);
         }
     }
     Ok((answers, busy))
@@ -123,6 +137,27 @@ mod tests {
         busy.add(&[time(0, 5_000, 2), time(1, 3_001, 1)]);
         assert_eq!(busy.ms(), [5.0, 6.001]);
         assert_eq!(busy.rows(), [2.0, 1.0]);
+    }
+
+    #[test]
+    fn steps_of_a_prompt_are_left_out() {
+        use stagebus_schemas::ids::{Epoch, StepNumber};
+        use stagebus_schemas::messages::head::HeadRow;
+        let mut busy = BusyTime::default();
+        let mut step = |number: u32, rows: Vec<HeadRow>| {
+            busy.step(&HeadStep {
+                session: SessionId::from_u64(7),
+                epoch: Epoch::FIRST,
+                step: StepNumber::new(number),
+                rows,
+                logits: None,
+                trace: vec![time(0, 1_000 + number, 1)],
+            });
+        };
+        step(0, vec![]);
+        step(1, vec![HeadRow::new(9, 1)]);
+        step(2, vec![HeadRow::new(10, 1)]);
+        assert_eq!(busy.ms(), [1.002]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! - one node with the stateful engine;
 //! - `openvino_genai`, one user after the other and with its continuous batching.
 //!
-//! [`matrix`] measures users by stages by speculation; [`long_prompt`] what a long prompt does to
+//! [`matrix`] measures users by stages by speculation; [`replicas`] what two cores could give; [`long_prompt`] what a long prompt does to
 //! others; [`prefix`] what a known prefix spares; [`identity`] whether a user's tokens depend on
 //! anybody else. [`verdict`] makes the claims.
 
@@ -14,6 +14,7 @@ pub mod identity;
 pub mod long_prompt;
 pub mod matrix;
 pub mod prefix;
+pub mod replicas;
 pub mod report;
 pub mod verdict;
 
@@ -230,6 +231,7 @@ pub async fn run(args: UsersArgs, quiet: bool) -> anyhow::Result<()> {
     let context = Context { args, model, sets, draft, n_cpus, prompts, quiet };
     let (mut contestants, absent) = contestant::start_all(&context).await?;
     let matrix = matrix::run(&context, &mut contestants).await?;
+    let replicas = replicas::run(&context, &contestants).await?;
     let nodes = widest_pair(&contestants);
     let identity = identity::run(&context, &contestants[nodes]).await?;
     let long_prompt = long_prompt::run(&context, &contestants[nodes], &text).await?;
@@ -240,6 +242,7 @@ pub async fn run(args: UsersArgs, quiet: bool) -> anyhow::Result<()> {
     machine.finish();
     let evidence = Evidence {
         matrix: &matrix,
+        replicas: replicas.as_ref(),
         absent: &absent,
         identity: &identity,
         long_prompt: &long_prompt,
@@ -247,8 +250,17 @@ pub async fn run(args: UsersArgs, quiet: bool) -> anyhow::Result<()> {
     };
     let claims = evidence.claims();
     let set_up = SetUp::new(&context);
-    let report =
-        UsersReport { machine, set_up, absent, matrix, identity, long_prompt, prefix, claims };
+    let report = UsersReport {
+        machine,
+        set_up,
+        absent,
+        matrix,
+        replicas,
+        identity,
+        long_prompt,
+        prefix,
+        claims,
+    };
     output::print(&report.describe())?;
     output::print(&claims::describe(&report.claims, CLAIMS))?;
     if context.args.json {

@@ -53,9 +53,10 @@ pub struct Cell {
 /// What the stages did in one turn, from what they report with every step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StageUse {
-    /// Share of the time that each stage spent in inference.
+    /// Share of the time from the first token to the last that each stage spent in micro-batches
+    /// with decode rows.
     pub inference_share: Vec<f64>,
-    /// Mean rows of a micro-batch of each stage, prefill included.
+    /// Mean rows of such a micro-batch of each stage, prefill rows in it included.
     pub batch_rows: Vec<f64>,
 }
 
@@ -267,8 +268,12 @@ async fn stage_use(
         })
         .collect();
     let (answers, busy) = observed_users(fleet, place.users, &asks).await?;
-    let Some(flow) = Flow::of(&answers) else { return Ok(None) };
-    let inference_share = busy.ms().into_iter().map(|ms| ms / flow.wall_ms).collect();
+    let times = || answers.iter().flat_map(|served| &served.arrivals).map(|arrival| arrival.at_ms);
+    let ends = times().min_by(f64::total_cmp).zip(times().max_by(f64::total_cmp));
+    let Some(span_ms) = ends.map(|(first, last)| last - first).filter(|span| *span > 0.0) else {
+        return Ok(None);
+    };
+    let inference_share = busy.ms().into_iter().map(|ms| ms / span_ms).collect();
     Ok(Some(StageUse { inference_share, batch_rows: busy.rows() }))
 }
 

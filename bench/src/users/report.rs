@@ -7,6 +7,7 @@ use super::identity::Identity;
 use super::long_prompt::LongPrompt;
 use super::matrix::{Cell, Round, StageUse};
 use super::prefix::Prefix;
+use super::replicas::Replicas;
 use crate::harness::claims::Claim;
 use crate::harness::machine::Machine;
 use crate::harness::table::{markdown, number};
@@ -59,6 +60,8 @@ pub struct UsersReport {
     pub absent: Vec<String>,
     /// Users by stages by speculation.
     pub matrix: Vec<Cell>,
+    /// Two nodes with the whole model each.
+    pub replicas: Option<Replicas>,
     /// Whether tokens depend on others.
     pub identity: Identity,
     /// What a long prompt does to others.
@@ -79,6 +82,7 @@ impl Serialize for UsersReport {
         map.serialize_entry("set_up", &self.set_up)?;
         map.serialize_entry("absent", &self.absent)?;
         map.serialize_entry("matrix", &self.matrix)?;
+        map.serialize_entry("replicas", &self.replicas)?;
         map.serialize_entry("identity", &self.identity)?;
         map.serialize_entry("long_prompt", &self.long_prompt)?;
         map.serialize_entry("prefix", &self.prefix)?;

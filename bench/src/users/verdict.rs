@@ -11,6 +11,7 @@ use super::identity::Identity;
 use super::long_prompt::LongPrompt;
 use super::matrix::{Cell, MANY, PAIR, Round, single_rivals};
 use super::prefix::Prefix;
+use super::replicas::Replicas;
 use super::{
     IDENTICAL, LONG_PROMPT, ONE_NODE_VS_BATCH, PAGED_VS_STATEFUL, PIPELINE_EFFICIENCY, PREFIX,
     SPECULATION_VS_SINGLE, TWO_NODES_VS_SINGLE,
@@ -23,6 +24,7 @@ use crate::harness::stats::median;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Evidence<'a> {
     pub(super) matrix: &'a [Cell],
+    pub(super) replicas: Option<&'a Replicas>,
     pub(super) absent: &'a [String],
     pub(super) identity: &'a Identity,
     pub(super) long_prompt: &'a LongPrompt,
@@ -56,7 +58,7 @@ impl Evidence<'_> {
         let paged = after_first(Kind::nodes(1, WeightMode::Compact));
         vec![
             self.against_single(&TWO_NODES_VS_SINGLE, two),
-            self.versus(&PIPELINE_EFFICIENCY, two, one, 2.0),
+            self.efficiency_claim(two, one),
             self.against_single(&SPECULATION_VS_SINGLE, pair),
             self.versus(&ONE_NODE_VS_BATCH, one, |_| batch, 1.0),
             self.versus(&PAGED_VS_STATEFUL, |_| paged, |_| after_first(Kind::STATEFUL), 1.0),
@@ -131,6 +133,26 @@ impl Evidence<'_> {
             figure(&their_rate)
         );
         target.measured(ratio, how)
+    }
+
+    /// Two nodes over twice one node; beside it, what two nodes with the whole model each reach at
+    /// the same time on these cores.
+    fn efficiency_claim(
+        &self,
+        two: impl Fn(WeightMode) -> Rate,
+        one: impl Fn(WeightMode) -> Rate,
+    ) -> Claim {
+        let ours = self.value(&two(WeightMode::Compact));
+        let mut claim = self.versus(&PIPELINE_EFFICIENCY, two, one, 2.0);
+        let both = self.replicas.and_then(|replicas| median(replicas.tok_s.iter().copied()));
+        if let Some((ours, both)) = ours.zip(both) {
+            claim.how.push_str(&format!(
+                "; two nodes with the whole model each, at the same time, reach {both:.1} tok/s \
+                 together, of which the pipeline's is {:.2}",
+                ours / both
+            ));
+        }
+        claim
     }
 
     fn drafted(&self, rate: &Rate) -> bool {
@@ -285,8 +307,10 @@ mod tests {
             cached_tokens: vec![1472],
             n_differing: 1,
         };
+        let replicas = Replicas { users: MANY, tok_s: vec![500.0] };
         let evidence = Evidence {
             matrix,
+            replicas: Some(&replicas),
             absent: &[],
             identity: &identity,
             long_prompt: &long_prompt,
@@ -306,6 +330,7 @@ mod tests {
         let claim = claim(&matrix, "users16_pipeline_efficiency");
         assert_eq!((claim.value, claim.holds), (Some(0.95), Some(true)));
         assert!(claim.how.contains("2 x 200.0 tok/s of 1 x compact"), "{}", claim.how);
+        assert!(claim.how.contains("reach 500.0 tok/s together, of which the pipeline's is 0.80"));
     }
 
     #[test]
