@@ -14,6 +14,9 @@
 //! - **Row budget**: prefill fills the room that decodes leave in a micro-batch. While sessions
 //!   decode, it may lengthen a micro-batch by `prefill_percent` of its time, by what was measured;
 //!   without them it takes the whole budget. Each side keeps a share, so neither starves.
+//! - **First tokens**: the last step of a short prompt runs whole and before other prefill, up to
+//!   [`FIRST_TOKEN_ROWS`] rows in a micro-batch: it costs the others one longer step, once, and a
+//!   burst of short prompts is decoding soon instead of trickling in.
 //! - **Priorities**: batch sessions use the places that interactive ones leave. Where they were
 //!   passed over [`BATCH_PATIENCE`] times, one goes first.
 //! - Where the engine runs sessions one by one, nothing is mixed or split: a micro-batch is decodes,
@@ -41,6 +44,9 @@ pub(crate) const MIN_PREFILL_ROWS: usize = 4;
 /// Least row budget: a whole decode step and some prefill.
 pub(crate) const LEAST_BATCH_ROWS: usize = MAX_DECODE_ROWS + MIN_PREFILL_ROWS;
 
+/// Most rows of a last prompt step that runs whole, and of all that do so in one micro-batch.
+pub(crate) const FIRST_TOKEN_ROWS: usize = 64;
+
 /// Micro-batches that may pass over the batch sessions that wait.
 const BATCH_PATIENCE: u32 = 8;
 
@@ -66,6 +72,8 @@ pub(crate) struct Policy {
 pub(crate) enum Class {
     /// Somebody waits for its rows.
     Decode,
+    /// The rest of a short prompt: somebody waits for its first token.
+    FirstToken,
     /// Rows of a prompt or of a replay; no part of it may have fewer rows than this.
     Prefill { least: usize },
 }
@@ -122,6 +130,7 @@ pub(crate) struct Schedule<T> {
     policy: Policy,
     sessions: HashMap<SessionKey, Session<T>>,
     decode: Turns,
+    first_token: Turns,
     prefill: Turns,
     /// Since when decode steps wait without a break.
     decodes_since: Duration,
@@ -177,6 +186,7 @@ impl<T> Schedule<T> {
             policy,
             sessions: HashMap::new(),
             decode: Turns::default(),
+            first_token: Turns::default(),
             prefill: Turns::default(),
             decodes_since: Duration::ZERO,
             idle_since: Duration::ZERO,
@@ -196,15 +206,17 @@ impl<T> Schedule<T> {
 
     /// Forgets a session and returns its steps.
     pub(crate) fn close(&mut self, session: SessionKey) -> VecDeque<Waiting<T>> {
-        self.decode.forget(session);
-        self.prefill.forget(session);
+        for turns in [&mut self.decode, &mut self.first_token, &mut self.prefill] {
+            turns.forget(session);
+        }
         self.sessions.remove(&session).map(|held| held.steps).unwrap_or_default()
     }
 
     /// Takes back all steps of a session; it counts as decoding again when its next one comes.
     pub(crate) fn clear(&mut self, session: SessionKey) -> VecDeque<Waiting<T>> {
-        self.decode.forget(session);
-        self.prefill.forget(session);
+        for turns in [&mut self.decode, &mut self.first_token, &mut self.prefill] {
+            turns.forget(session);
+        }
         let Some(held) = self.sessions.get_mut(&session) else { return VecDeque::new() };
         held.pace = Pace::Resting;
         held.in_turn = false;
@@ -234,14 +246,15 @@ impl<T> Schedule<T> {
         let (class, priority) = (waiting.class, held.priority);
         held.steps.push_front(waiting);
         held.in_turn = true;
-        self.decode.forget(session);
-        self.prefill.forget(session);
+        for turns in [&mut self.decode, &mut self.first_token, &mut self.prefill] {
+            turns.forget(session);
+        }
         self.turns(class).of(priority).push_front(session);
     }
 
     /// Moves the next micro-batch to `batch`, or says how long to wait for one.
     pub(crate) fn next(&mut self, now: Duration, batch: &mut Vec<Part<T>>) -> Next {
-        if self.decode.is_empty() && self.prefill.is_empty() {
+        if self.decode.is_empty() && !self.prompts_wait() {
             return Next::Nothing;
         }
         let n_decoding = self.n_decoding(now);
@@ -249,10 +262,10 @@ impl<T> Schedule<T> {
         self.running_rows = if !self.policy.mixes {
             self.take_one_class(cap, batch)
         } else if n_decoding == 0 {
-            (0, self.take_prefill(self.policy.batch_rows, batch))
+            (0, self.take_prompts(self.policy.batch_rows, self.policy.batch_rows, batch))
         } else if self.decode.is_empty() {
             match self.prefill_alone(now) {
-                Ok(n_rows) => (0, self.take_prefill(n_rows, batch)),
+                Ok(n_rows) => (0, self.take_prompts(self.policy.batch_rows, n_rows, batch)),
                 Err(until) => return Next::WaitUntil(until),
             }
         } else if let Some(until) = self.wait_for_more(now, cap) {
@@ -296,6 +309,7 @@ impl<T> Schedule<T> {
     fn turns(&mut self, class: Class) -> &mut Turns {
         match class {
             Class::Decode => &mut self.decode,
+            Class::FirstToken => &mut self.first_token,
             Class::Prefill { .. } => &mut self.prefill,
         }
     }
@@ -340,12 +354,43 @@ impl<T> Schedule<T> {
 
     /// Takes decodes up to the cap, then prefill into the room that is left.
     fn take_mixed(&mut self, cap: usize, batch: &mut Vec<Part<T>>) -> (usize, usize) {
-        let kept = if self.prefill.is_empty() { 0 } else { MIN_PREFILL_ROWS };
+        let kept = if self.prompts_wait() { MIN_PREFILL_ROWS } else { 0 };
         let decode_rows =
             self.take_decodes(cap, self.policy.batch_rows.saturating_sub(kept), batch);
         let gentle = self.times.prefill_rows(decode_rows, self.policy.prefill_percent);
         let room = self.policy.batch_rows.saturating_sub(decode_rows);
-        (decode_rows, self.take_prefill(room.min(gentle.max(MIN_PREFILL_ROWS)), batch))
+        (decode_rows, self.take_prompts(room, gentle.max(MIN_PREFILL_ROWS), batch))
+    }
+
+    /// Whether prompt rows of any kind wait.
+    fn prompts_wait(&self) -> bool {
+        !self.prefill.is_empty() || !self.first_token.is_empty()
+    }
+
+    /// Takes steps that give first tokens, then at most `gentle` rows of other prefill, together at
+    /// most `room` rows.
+    fn take_prompts(&mut self, room: usize, gentle: usize, batch: &mut Vec<Part<T>>) -> usize {
+        let first = self.take_first_tokens(room.min(FIRST_TOKEN_ROWS), batch);
+        let rest = room.min(gentle).saturating_sub(first);
+        first + self.take_prefill(rest, batch)
+    }
+
+    /// Takes whole steps while they fit, at least one.
+    fn take_first_tokens(&mut self, room: usize, batch: &mut Vec<Part<T>>) -> usize {
+        let (mut n_rows, mut n_batch) = (0, 0);
+        while let Some((session, priority)) = self.first_token.first(n_batch) {
+            let front = self.sessions.get(&session).and_then(|held| held.steps.front());
+            let more = front.map_or(0, |front| front.n_rows);
+            // One always runs: room may be scarce for as long as others decode.
+            if n_rows > 0 && n_rows + more > room {
+                break;
+            }
+            n_rows += more;
+            n_batch += usize::from(priority == Priority::Batch);
+            batch.extend(self.take_front(session, None));
+        }
+        self.first_token.took(n_batch);
+        n_rows
     }
 
     fn take_prefill(&mut self, room: usize, batch: &mut Vec<Part<T>>) -> usize {
@@ -367,15 +412,17 @@ impl<T> Schedule<T> {
     /// Takes decodes, or one prefill step alone.
     fn take_one_class(&mut self, cap: usize, batch: &mut Vec<Part<T>>) -> (usize, usize) {
         let passed_over = self.decodes_since_prefill >= self.policy.decodes_per_prefill.max(1);
-        if !self.prefill.is_empty() && (self.decode.is_empty() || passed_over) {
+        if self.prompts_wait() && (self.decode.is_empty() || passed_over) {
             self.decodes_since_prefill = 0;
-            let Some((session, priority)) = self.prefill.first(0) else { return (0, 0) };
+            let short = !self.first_token.is_empty();
+            let turns = if short { &mut self.first_token } else { &mut self.prefill };
+            let Some((session, priority)) = turns.first(0) else { return (0, 0) };
+            turns.took(usize::from(priority == Priority::Batch));
             batch.extend(self.take_front(session, None));
-            self.prefill.took(usize::from(priority == Priority::Batch));
             return (0, batch.last().map_or(0, |part| part.n_rows));
         }
         self.decodes_since_prefill =
-            if self.prefill.is_empty() { 0 } else { self.decodes_since_prefill + 1 };
+            if self.prompts_wait() { self.decodes_since_prefill + 1 } else { 0 };
         (self.take_decodes(cap, usize::MAX, batch), 0)
     }
 

@@ -21,7 +21,7 @@ use super::times::Times;
 use super::{Command, InferenceEvent, InferenceLoad, InferenceOptions};
 use crate::heads::Heads;
 use crate::results::{self, Job, Outgoing, Output, ResultError, RunTime, key_of, u32_of};
-use crate::schedule::{Class, MAX_DECODE_ROWS, Next, Part, Schedule, Waiting};
+use crate::schedule::{Class, FIRST_TOKEN_ROWS, MAX_DECODE_ROWS, Next, Part, Schedule, Waiting};
 use crate::stage::Stage;
 
 /// One session as the thread sees it.
@@ -409,6 +409,11 @@ fn overloaded(message: String) -> ErrorReply {
 /// A long decode step is a replay: nobody waits for its single rows.
 fn class_of(job: &Job) -> Class {
     match job.step.phase {
+        Phase::Prefill
+            if !job.step.wanted.is_empty() && job.step.tokens.len() <= FIRST_TOKEN_ROWS =>
+        {
+            Class::FirstToken
+        }
         Phase::Prefill => Class::Prefill { least: 2 },
         Phase::Decode if job.step.tokens.len() > MAX_DECODE_ROWS => Class::Prefill { least: 1 },
         Phase::Decode => Class::Decode,

@@ -26,7 +26,7 @@ struct Cost {
 }
 
 /// A session of the simulated coordinator.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 struct User {
     starts: Us,
     prompt: usize,
@@ -160,7 +160,11 @@ impl Pipeline {
                     self.send_chunks(user, now);
                 }
                 Event::Arrives { stage, user, rows, is_decode } => {
-                    let class = if is_decode { Class::Decode } else { Class::Prefill { least: 2 } };
+                    let class = match rows {
+                        _ if is_decode => Class::Decode,
+                        0..=FIRST_TOKEN_ROWS => Class::FirstToken,
+                        _ => Class::Prefill { least: 2 },
+                    };
                     let waiting = Waiting { class, n_rows: rows, step: (user, rows) };
                     let key = SessionKey(user as u64);
                     self.stages[stage].schedule.push(key, waiting, Duration::from_micros(now));
@@ -326,6 +330,23 @@ fn stages_work_at_the_same_time() {
         check_steady(&[THIRD; 3], n_users, least_busy);
     }
     check_steady(&[WHOLE], 16, 0.9);
+}
+
+#[test]
+fn a_burst_of_short_prompts_is_decoding_soon() {
+    for costs in [vec![WHOLE], vec![HALF; 2]] {
+        let mut users: Vec<User> = (0..4).map(|_| User::new(60, usize::MAX)).collect();
+        let burst = User { starts: 5 * SECOND, ..User::new(40, usize::MAX) };
+        users.extend([burst; 16]);
+        let mut pipeline = Pipeline::new(&costs, users);
+        pipeline.run(10 * SECOND);
+        let rows_alone = (costs.iter().map(|cost| cost.row).sum::<Us>() * 16 * 40) as f64;
+        let last = pipeline.outcomes[4..].iter().map(|outcome| outcome.token_times[0]).max();
+        let taken = (last.unwrap() - 5 * SECOND) as f64;
+        assert!(taken < 2.0 * rows_alone, "{taken} us, the rows alone take {rows_alone}");
+        let beside = pipeline.p99(0..4, 5 * SECOND, 7 * SECOND);
+        assert!(beside < SECOND / 4, "{beside} us between two tokens of the others");
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ const MIXED: Policy = Policy { mixes: true, max_sessions: 32, ..ALONE };
 
 const T: Duration = Duration::from_millis(10);
 
-/// Pushes a step written as `d1` or `p2` (class, session), with a colon and rows if it is not one,
+/// Pushes a step written as `d1`, `f2` or `p3` (class, session), with a colon and rows if it is not one,
 /// `!` for a batch session.
 fn push(schedule: &mut Schedule<String>, text: &str, now: Duration) {
     let (text, priority) = match text.strip_suffix('!') {
@@ -23,7 +23,11 @@ fn push(schedule: &mut Schedule<String>, text: &str, now: Duration) {
         None => (text, Priority::Interactive),
     };
     let (name, rows) = text.split_once(':').unwrap_or((text, "1"));
-    let class = if name.starts_with('d') { Class::Decode } else { Class::Prefill { least: 2 } };
+    let class = match name.as_bytes()[0] {
+        b'd' => Class::Decode,
+        b'f' => Class::FirstToken,
+        _ => Class::Prefill { least: 2 },
+    };
     let session = SessionKey(name[1..].parse().expect("number"));
     schedule.open(session, priority);
     let n_rows = rows.parse().expect("number");
@@ -137,6 +141,15 @@ fn prefill_fills_the_room_beside_decodes() {
     check(MIXED, "p1:127 p2:9", "p1:127 p2:9");
     check(MIXED, "p1:126 p2:3", "p1:126 p2:3");
     check(MIXED, "p1:1 p2:1", "p1+p2");
+}
+
+#[test]
+fn short_prompts_go_first_and_whole_until_a_micro_batch_has_enough_of_them() {
+    check(MIXED, "d1 p9:24 f2:40 f3:30 f4:20", "d1+f2:40 f3:30+f4:20 p9:16 p9:8");
+    check(MIXED, "f1:60 p2:100", "f1:60+p2:68 p2:32");
+    let rows = (1..=4).map(|i| format!("d{i}:30")).collect::<Vec<_>>().join(" ");
+    let all = "d1:30+d2:30+d3:30+d4:30+f9:40";
+    check(MIXED, &format!("{rows} f9:40"), all);
 }
 
 #[test]
