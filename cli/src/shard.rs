@@ -16,7 +16,7 @@ use crate::weights;
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
   stagebus shard SmolLM2-135M-Instruct.Q4_1.gguf --stages 2 --out shards/smollm2
-  stagebus shard models/smollm2-135m-draft --stages 1 --tokenizer-from shards/smollm2 --out shards/draft
+  stagebus shard models/draft --stages 1 --tokenizer-from shards/smollm2 --out shards/draft
   stagebus shard llama-8b.gguf --stages 3 --split 12,12,8 --out shards/llama-8b --force
 
 The folder appears when everything in it is complete; after a failure there is none.")]
