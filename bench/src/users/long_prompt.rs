@@ -1,8 +1,8 @@
 //! What a long prompt does to users whose answers are under way.
 //!
 //! Eight users keep asking. After a second another one sends a prompt of 4,000 tokens that nobody
-//! has sent before, until its first token comes. Beside that stands a turn of the same length, or
-//! [`LONGEST_SILENCE`], without the long prompt. Compared are the times between tokens that overlap these spans.
+//! has sent before, until its first token comes. Beside that stands a turn without the long prompt,
+//! as long or eight seconds. Compared are the times between tokens that overlap these spans.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
