@@ -105,8 +105,8 @@ async fn a_shared_beginning_is_not_computed_again() -> Result<()> {
     ensure!(warm.usage()?.cached_tokens >= 384, "{warm:?}");
     ensure!(warm.tokens == cold.tokens, "{:?} instead of {:?}", warm.tokens, cold.tokens);
     let other = fleet.ask(&with_end(&cases[2].input_ids)).await?;
-    let cached = other.usage()?.cached_tokens;
-    ensure!((352..=400).contains(&cached), "{other:?}");
+    // Chats begin with the same words too, so the common part may be longer than `shared`.
+    ensure!(other.usage()?.cached_tokens >= 384, "{other:?}");
     fleet.idle().await?;
     fleet.end().await
 }
