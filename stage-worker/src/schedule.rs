@@ -356,7 +356,7 @@ impl<T> Schedule<T> {
     fn take_mixed(&mut self, cap: usize, batch: &mut Vec<Part<T>>) -> (usize, usize) {
         let kept = if self.prompts_wait() { MIN_PREFILL_ROWS } else { 0 };
         let decode_rows =
-            self.take_decodes(cap, self.policy.batch_rows.saturating_sub(kept), batch);
+            self.take_whole(Class::Decode, cap, self.policy.batch_rows.saturating_sub(kept), batch);
         let gentle = self.times.prefill_rows(decode_rows, self.policy.prefill_percent);
         let room = self.policy.batch_rows.saturating_sub(decode_rows);
         (decode_rows, self.take_prompts(room, gentle.max(MIN_PREFILL_ROWS), batch))
@@ -370,18 +370,26 @@ impl<T> Schedule<T> {
     /// Takes steps that give first tokens, then at most `gentle` rows of other prefill, together at
     /// most `room` rows.
     fn take_prompts(&mut self, room: usize, gentle: usize, batch: &mut Vec<Part<T>>) -> usize {
-        let first = self.take_first_tokens(room.min(FIRST_TOKEN_ROWS), batch);
+        let first =
+            self.take_whole(Class::FirstToken, usize::MAX, room.min(FIRST_TOKEN_ROWS), batch);
         let rest = room.min(gentle).saturating_sub(first);
         first + self.take_prefill(rest, batch)
     }
 
-    /// Takes whole steps while they fit, at least one.
-    fn take_first_tokens(&mut self, room: usize, batch: &mut Vec<Part<T>>) -> usize {
+    /// Takes at most `cap` whole steps of one class while they fit `room`, at least one: room may be
+    /// scarce for as long as others decode.
+    fn take_whole(
+        &mut self,
+        class: Class,
+        cap: usize,
+        room: usize,
+        batch: &mut Vec<Part<T>>,
+    ) -> usize {
         let (mut n_rows, mut n_batch) = (0, 0);
-        while let Some((session, priority)) = self.first_token.first(n_batch) {
+        for _ in 0..cap {
+            let Some((session, priority)) = self.turns(class).first(n_batch) else { break };
             let front = self.sessions.get(&session).and_then(|held| held.steps.front());
             let more = front.map_or(0, |front| front.n_rows);
-            // One always runs: room may be scarce for as long as others decode.
             if n_rows > 0 && n_rows + more > room {
                 break;
             }
@@ -389,7 +397,7 @@ impl<T> Schedule<T> {
             n_batch += usize::from(priority == Priority::Batch);
             batch.extend(self.take_front(session, None));
         }
-        self.first_token.took(n_batch);
+        self.turns(class).took(n_batch);
         n_rows
     }
 
@@ -423,24 +431,7 @@ impl<T> Schedule<T> {
         }
         self.decodes_since_prefill =
             if self.prompts_wait() { self.decodes_since_prefill + 1 } else { 0 };
-        (self.take_decodes(cap, usize::MAX, batch), 0)
-    }
-
-    fn take_decodes(&mut self, cap: usize, room: usize, batch: &mut Vec<Part<T>>) -> usize {
-        let (mut n_rows, mut n_batch) = (0, 0);
-        for _ in 0..cap.min(self.decode.len()) {
-            let Some((session, priority)) = self.decode.first(n_batch) else { break };
-            let front = self.sessions.get(&session).and_then(|held| held.steps.front());
-            let more = front.map_or(0, |front| front.n_rows);
-            if n_rows > 0 && n_rows + more > room {
-                break;
-            }
-            n_rows += more;
-            n_batch += usize::from(priority == Priority::Batch);
-            batch.extend(self.take_front(session, None));
-        }
-        self.decode.took(n_batch);
-        n_rows
+        (self.take_whole(Class::Decode, cap, usize::MAX, batch), 0)
     }
 
     /// Takes the oldest step of the session whose turn it is, to run `n_rows` of it or all.

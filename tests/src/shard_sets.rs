@@ -10,7 +10,7 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result};
 
-use stagebus_shards::{DraftSearch, ShardSet, known_draft};
+use stagebus_shards::{DEFAULT_HEAD_TOKENS, DraftSearch, ShardSet, known_draft};
 
 use crate::program::Call;
 use crate::setup;
@@ -50,8 +50,11 @@ pub async fn get(n_stages: usize) -> Result<PathBuf> {
 pub async fn draft() -> Result<PathBuf> {
     let target = ShardSet::open(&get(1).await?)?;
     let (folders, cache_dir) = (stagebus_settings::draft_folders(), cache()?);
-    let search =
-        DraftSearch { folders: &folders, cache_dir: &cache_dir, head_tokens: Some(16_384) };
+    let search = DraftSearch {
+        folders: &folders,
+        cache_dir: &cache_dir,
+        head_tokens: Some(DEFAULT_HEAD_TOKENS),
+    };
     let draft = known_draft(&search, &target)?;
     Ok(draft.context("no draft model for the model: run `cargo xtask setup`")?.dir)
 }
