@@ -47,7 +47,10 @@ impl OutputDir {
         sync_dir(temporary.path()).map_err(|source| io_error(temporary.path(), source))?;
         check_target(&target, force)?;
         let mut replaced = None;
-        if target.try_exists().map_err(|source| io_error(&target, source))? {
+        if !force {
+            // An empty folder makes room; anything else stays and is judged below.
+            drop(fs::remove_dir(&target));
+        } else if target.try_exists().map_err(|source| io_error(&target, source))? {
             // The old set stays whole until the new one is in place.
             let parent = target.parent().unwrap_or(&target);
             let aside = tempfile::Builder::new()
@@ -62,6 +65,8 @@ impl OutputDir {
             if let Some((_, old)) = &replaced {
                 fs::rename(old, &target).map_err(|source| io_error(&target, source))?;
             }
+            // Another process may have been quicker since the check.
+            check_target(&target, force)?;
             return Err(io_error(&target, source));
         }
         make_readable(&target).map_err(|source| io_error(&target, source))?;
