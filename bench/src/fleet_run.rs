@@ -122,13 +122,21 @@ impl FleetRun {
     /// # Errors
     /// A part that had to be killed, or left with a failure.
     pub async fn end(self) -> anyhow::Result<()> {
-        let report = self.fleet.shutdown().await?;
-        anyhow::ensure!(
-            report.killed.is_empty() && report.failed.is_empty(),
-            "the fleet did not end in order: {report:?}"
-        );
-        Ok(())
+        end(self.fleet).await
     }
+}
+
+/// Ends a fleet in order.
+///
+/// # Errors
+/// A part that had to be killed, or left with a failure.
+pub(crate) async fn end(fleet: LocalFleet) -> anyhow::Result<()> {
+    let report = fleet.shutdown().await?;
+    anyhow::ensure!(
+        report.killed.is_empty() && report.failed.is_empty(),
+        "the fleet did not end in order: {report:?}"
+    );
+    Ok(())
 }
 
 impl Answer {

@@ -11,6 +11,7 @@ use stagebus_fleet::{BrokerChoice, FleetSpec, LocalFleet};
 use stagebus_schemas::subjects::Subjects;
 use stagebus_shards::ShardSet;
 
+use crate::fleet_run;
 use crate::harness::machine;
 
 /// KV memory of a worker, in MiB: 32 users with a thousand tokens each and a long prompt beside.
@@ -189,12 +190,7 @@ impl NodeFleet {
     /// # Errors
     /// A part that had to be killed, or left with a failure.
     pub async fn end(self) -> anyhow::Result<()> {
-        let report = self.fleet.shutdown().await?;
-        anyhow::ensure!(
-            report.killed.is_empty() && report.failed.is_empty(),
-            "the fleet did not end in order: {report:?}"
-        );
-        Ok(())
+        fleet_run::end(self.fleet).await
     }
 }
 

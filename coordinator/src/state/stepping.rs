@@ -76,10 +76,10 @@ impl State {
 
     /// Sends the next decode step, or orders the draft that it waits for.
     pub(super) fn decode(&mut self, id: SessionId, now: Instant) {
-        let costs = self.costs.costs(self.n_decoding);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let room = session.draft_room().min(self.limits.wanted_rows - 1);
         let k = if session.drafter.is_some() {
+            let costs = self.costs.costs(self.n_decoding);
             session.speculation.next(costs.as_ref(), room)
         } else {
             0
