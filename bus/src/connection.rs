@@ -15,6 +15,7 @@ use crate::credentials::Credentials;
 use crate::error::{BusError, CloseError};
 use crate::events::{BusEvents, Signals};
 use crate::options::BusOptions;
+use crate::violation::Refusals;
 
 /// How often a caller that waits for the connection looks again; the client offers no wake-up.
 const STATE_CHECK: Duration = Duration::from_millis(5);
@@ -97,6 +98,11 @@ impl Bus {
     #[must_use]
     pub fn events(&self) -> BusEvents {
         self.signals.subscribe()
+    }
+
+    /// Hears of what the broker forbids from now on.
+    pub(crate) fn refusals(&self) -> Refusals {
+        Refusals::new(self.events())
     }
 
     /// Makes a subject for answers that nobody else uses.

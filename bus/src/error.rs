@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use stagebus_schemas::codec::CodecError;
 
+use crate::settings::SeedError;
+use crate::violation::Violation;
+
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a broker on another machine needs.
@@ -50,8 +53,8 @@ pub enum BusError {
     },
     /// A host other than this machine, without what that needs.
     #[error(
-        "broker {url} is not on this machine and needs {missing}; configure it, or allow insecure \
-         connections if the network itself is trusted"
+        "broker {url} is not on this machine and needs {missing}; configure it under [broker], \
+         see docs/security.md"
     )]
     Insecure {
         /// The address without its password.
@@ -117,6 +120,38 @@ pub enum BusError {
         #[source]
         source: Source,
     },
+}
+
+impl BusError {
+    /// Whether the reason is who we are, or what a safe connection needs: trying again is in vain
+    /// until somebody changes keys or configuration.
+    #[must_use]
+    pub fn is_access_refusal(&self) -> bool {
+        match self {
+            Self::Insecure { .. }
+            | Self::TlsFile { .. }
+            | Self::AuthRefused { .. }
+            | Self::NkeySeed { .. }
+            | Self::Tls { .. } => true,
+            Self::NoUrl
+            | Self::Url { .. }
+            | Self::Scheme { .. }
+            | Self::Unreachable { .. }
+            | Self::TimedOut { .. } => false,
+        }
+    }
+}
+
+/// Whether an error, or what caused it, is a refusal: an unsafe connection, credentials that the
+/// broker does not take or that cannot be read, or a forbidden subject.
+#[must_use]
+pub fn is_access_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut chain = std::iter::successors(Some(error), |error| error.source());
+    chain.any(|error| {
+        error.is::<Violation>()
+            || error.is::<SeedError>()
+            || error.downcast_ref().is_some_and(BusError::is_access_refusal)
+    })
 }
 
 /// Why a message was not published.
@@ -193,6 +228,15 @@ pub enum RequestError {
         /// How long was waited.
         timeout: Duration,
     },
+    /// The broker's permissions forbid the question or the answer.
+    #[error("question on {subject} is not permitted")]
+    Forbidden {
+        /// Subject of the request.
+        subject: String,
+        /// What is forbidden.
+        #[source]
+        violation: Violation,
+    },
     /// The answer is not what was expected.
     #[error("answer on {subject} is not valid")]
     Decode {
@@ -215,6 +259,15 @@ pub enum StreamError {
     NoResponders {
         /// Subject of the request.
         subject: String,
+    },
+    /// The broker's permissions forbid the request or its answers.
+    #[error("request on {subject} is not permitted")]
+    Forbidden {
+        /// Subject of the request.
+        subject: String,
+        /// What is forbidden.
+        #[source]
+        violation: Violation,
     },
     /// Nothing came for too long.
     #[error("no event for {subject} within {timeout:?}")]

@@ -1,9 +1,12 @@
 //! What happens to the connection, and the counters that no reader can miss.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use async_nats::{ClientError, ConnectErrorKind, Event, ServerError};
 use tokio::sync::{broadcast, watch};
+
+use crate::violation::{Operation, Violation};
 
 /// Events that wait for a slow reader; the oldest are dropped and told as
 /// [`BusEvent::Missed`].
@@ -20,9 +23,9 @@ pub enum BusEvent {
     SlowConsumer,
     /// The broker will end soon: drain.
     LameDuck,
-    /// The broker refused a publish or a subscription of ours: the role's permissions are wrong.
-    /// Nothing else tells it, the operation itself seems to succeed.
-    PermissionViolation(String),
+    /// The broker refused a publish or a subscription of ours. Nothing else tells it, the operation
+    /// itself seems to succeed.
+    PermissionViolation(Violation),
     /// The broker refuses our identity while reconnecting; it will not heal by itself.
     AuthRefused,
     /// An attempt to reconnect failed for another reason.
@@ -62,6 +65,9 @@ pub(crate) struct Signals {
     closed: watch::Sender<bool>,
     losses: AtomicU64,
     slow_consumers: AtomicU64,
+    /// The refusal of the subscription through which all answers to requests come, since the
+    /// connection stands. The client subscribes once, so it is told once.
+    answers_refused: Mutex<Option<Violation>>,
 }
 
 impl Signals {
@@ -71,6 +77,7 @@ impl Signals {
             closed: watch::Sender::new(false),
             losses: AtomicU64::new(0),
             slow_consumers: AtomicU64::new(0),
+            answers_refused: Mutex::new(None),
         }
     }
 
@@ -86,6 +93,15 @@ impl Signals {
         self.slow_consumers.load(Ordering::Acquire)
     }
 
+    /// Whether the broker refused the subscription that all answers to requests need.
+    pub(crate) fn answers_refused(&self) -> Option<Violation> {
+        self.answers_refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_answers_refused(&self, violation: Option<Violation>) {
+        *self.answers_refused.lock().unwrap_or_else(PoisonError::into_inner) = violation;
+    }
+
     /// Waits until the connection is drained.
     pub(crate) async fn closed(&self) {
         let mut closed = self.closed.subscribe();
@@ -97,7 +113,10 @@ impl Signals {
     /// them.
     pub(crate) fn on_event(&self, event: Event) {
         let event = match event {
-            Event::Connected => BusEvent::Connected,
+            Event::Connected => {
+                self.set_answers_refused(None);
+                BusEvent::Connected
+            }
             Event::Disconnected => {
                 self.losses.fetch_add(1, Ordering::AcqRel);
                 BusEvent::Disconnected
@@ -120,17 +139,28 @@ impl Signals {
             }
             Event::ClientError(error) => BusEvent::ReconnectFailed(error.to_string()),
         };
+        if let BusEvent::PermissionViolation(violation) = &event
+            && is_answer_inbox(violation)
+        {
+            self.set_answers_refused(Some(violation.clone()));
+        }
         // Nobody may be listening; the counters hold what must not be missed.
         drop(self.events.send(event));
     }
 }
 
-/// The broker's `-ERR` line has no code: its first words are the protocol's only distinction.
+/// Whether a violation is that of the client's subscription for answers, the only one of a
+/// connection that ends in a wildcard below an inbox.
+pub(crate) fn is_answer_inbox(violation: &Violation) -> bool {
+    let Violation { operation, subject } = violation;
+    *operation == Operation::Subscribe && subject.starts_with("_INBOX") && subject.ends_with(".*")
+}
+
+/// The broker's `-ERR` line has no code.
 fn server_error(text: String) -> BusEvent {
-    if text.to_ascii_lowercase().starts_with("permissions violation") {
-        BusEvent::PermissionViolation(text)
-    } else {
-        BusEvent::ServerError(text)
+    match Violation::parse(&text) {
+        Some(violation) => BusEvent::PermissionViolation(violation),
+        None => BusEvent::ServerError(text),
     }
 }
 

@@ -25,14 +25,18 @@ mod request;
 mod settings;
 mod stream;
 mod subscription;
+mod violation;
 
 pub use connection::Bus;
 pub use credentials::{Credentials, Tls, TlsIdentity};
 pub use error::{
     BusError, CloseError, PublishError, RequestError, Requirement, StreamError, SubscribeError,
+    is_access_refusal,
 };
 pub use events::{BusEvent, BusEvents};
 pub use options::BusOptions;
-pub use settings::{Role, SeedError};
+pub use settings::SeedError;
+pub use stagebus_schemas::access::Role;
 pub use stream::EventStream;
 pub use subscription::{Delivery, Subscription};
+pub use violation::{Operation, Violation};

@@ -9,8 +9,10 @@ use tokio::time::Instant;
 
 use crate::connection::Bus;
 use crate::error::{PublishError, RequestError};
+use crate::events::is_answer_inbox;
 use crate::publish::headers;
 use crate::subscription::Delivery;
+use crate::violation::{Operation, Violation};
 
 impl Bus {
     /// Sends an internal message and decodes the answer.
@@ -54,8 +56,22 @@ impl Bus {
         if let Some(content_type) = content_type {
             request = request.headers(headers(content_type));
         }
+        let forbidden =
+            |violation| RequestError::Forbidden { subject: subject.to_owned(), violation };
+        let mut refusals = self.refusals();
+        if let Some(violation) = self.signals.answers_refused() {
+            return Err(forbidden(violation));
+        }
         let answer = self.client.send_request(subject.to_owned(), request);
-        match tokio::time::timeout_at(deadline, answer).await {
+        let concerns = |violation: &Violation| {
+            violation.subject == subject && violation.operation == Operation::Publish
+                || is_answer_inbox(violation)
+        };
+        let answer = tokio::select! {
+            answer = tokio::time::timeout_at(deadline, answer) => answer,
+            violation = refusals.of(concerns) => return Err(forbidden(violation)),
+        };
+        match answer {
             Ok(Ok(message)) => Ok(message.into()),
             Ok(Err(error)) => Err(match error.kind() {
                 RequestErrorKind::NoResponders => {

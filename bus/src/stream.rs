@@ -9,11 +9,14 @@ use stagebus_schemas::messages::public::{Event, PromptRequest};
 use crate::connection::Bus;
 use crate::error::{PublishError, StreamError};
 use crate::subscription::{Delivery, Subscription};
+use crate::violation::{Operation, Refusals, Violation};
 
 /// The events that answer one prompt request, until the empty message.
 #[derive(Debug)]
 pub struct EventStream {
     subscription: Subscription,
+    refusals: Refusals,
+    inbox: String,
     subject: String,
     idle_timeout: Duration,
     next_token_event: u64,
@@ -50,10 +53,13 @@ impl Bus {
         idle_timeout: Duration,
     ) -> Result<EventStream, StreamError> {
         let inbox = self.new_inbox();
+        let refusals = self.refusals();
         let subscription = self.subscribe(&inbox).await?;
         self.publish_request(subject, &inbox, content_type, payload).await?;
         Ok(EventStream {
             subscription,
+            refusals,
+            inbox,
             subject: subject.to_owned(),
             idle_timeout,
             next_token_event: 0,
@@ -67,7 +73,8 @@ impl EventStream {
     /// Waits for the next event; `None` after the end of the stream.
     ///
     /// # Errors
-    /// [`StreamError::NoResponders`] if no coordinator listens, [`StreamError::Idle`],
+    /// [`StreamError::NoResponders`] if no coordinator listens, [`StreamError::Forbidden`],
+    /// [`StreamError::Idle`],
     /// [`StreamError::Gap`] if a token event is missing, [`StreamError::Unfinished`] if the stream
     /// ends without `done` or `error`, [`StreamError::Decode`], [`StreamError::Closed`].
     ///
@@ -99,7 +106,8 @@ impl EventStream {
     /// the empty message.
     ///
     /// # Errors
-    /// [`StreamError::NoResponders`], [`StreamError::Idle`], [`StreamError::Closed`].
+    /// [`StreamError::NoResponders`], [`StreamError::Forbidden`], [`StreamError::Idle`],
+    /// [`StreamError::Closed`].
     ///
     /// # Cancel safety
     /// As [`EventStream::next`].
@@ -108,7 +116,22 @@ impl EventStream {
             return Ok(None);
         }
         let timeout = self.idle_timeout;
-        let Ok(delivery) = tokio::time::timeout(timeout, self.subscription.next()).await else {
+        let concerns = |violation: &Violation| {
+            let Violation { operation, subject } = violation;
+            match operation {
+                Operation::Publish => *subject == self.subject,
+                Operation::Subscribe => *subject == self.inbox,
+            }
+        };
+        let delivery = tokio::select! {
+            delivery = tokio::time::timeout(timeout, self.subscription.next()) => delivery,
+            violation = self.refusals.of(concerns) => {
+                self.ended = true;
+                let subject = self.subject.clone();
+                return Err(StreamError::Forbidden { subject, violation });
+            }
+        };
+        let Ok(delivery) = delivery else {
             return Err(StreamError::Idle { subject: self.subject.clone(), timeout });
         };
         let Some(delivery) = delivery else {

@@ -42,7 +42,7 @@ same.";
   stagebus ask \"What is the capital of Japan?\"
 
 Exit codes: 0 success, 1 failure, 2 a command line that cannot be understood, 3 an orderly end that
-took too long.
+took too long, 4 the broker refuses the credentials or the connection would not be safe.
 Configuration: defaults < --config FILE < STAGEBUS_<TABLE>__<KEY> < flags."
 )]
 pub struct Cli {

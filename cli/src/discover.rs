@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use stagebus_bus::{Bus, Delivery};
+use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, Violation};
 use stagebus_schemas::ids::ModelName;
 use stagebus_schemas::subjects::{ANY_FLEET, Subject, Subjects};
 use tokio::time::Instant;
@@ -35,6 +35,7 @@ pub async fn listen(
     let deadline = Instant::now() + window;
     let mut view = FleetView::default();
     let mut asked: Vec<Subjects> = Vec::new();
+    let mut events = bus.events();
     let mut announcements = match model {
         Some(model) => {
             let subjects = Subjects::new(model);
@@ -46,9 +47,11 @@ pub async fn listen(
         None => bus.subscribe(ANY_FLEET).await?,
     };
     while !enough(&view) {
-        let Ok(heard) = tokio::time::timeout_at(deadline, announcements.next()).await else {
-            break;
+        let heard = tokio::select! {
+            heard = tokio::time::timeout_at(deadline, announcements.next()) => heard,
+            refused = refusal(&mut events) => return Err(explain(refused, model)),
         };
+        let Ok(heard) = heard else { break };
         let heard = heard.context("the connection to the broker was closed")?;
         let Some(subjects) = take_in(&mut view, &heard) else { continue };
         if !asked.contains(&subjects) {
@@ -57,6 +60,25 @@ pub async fn listen(
         }
     }
     Ok(view)
+}
+
+/// Waits until the broker forbids something.
+async fn refusal(events: &mut BusEvents) -> Violation {
+    loop {
+        match events.next().await {
+            Some(BusEvent::PermissionViolation(violation)) => return violation,
+            Some(_) => {}
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn explain(refused: Violation, model: Option<&ModelName>) -> anyhow::Error {
+    let context = match model {
+        Some(model) => format!("the announcements of model {model} cannot be heard"),
+        None => "the announcements of all models cannot be heard; name one with --model".to_owned(),
+    };
+    anyhow::Error::from(refused).context(context)
 }
 
 async fn ask(bus: &Bus, subjects: &Subjects) -> anyhow::Result<()> {

@@ -24,6 +24,9 @@ pub const USAGE: u8 = 2;
 /// Exit code of a worker or coordinator whose orderly end took too long.
 pub const CUT_OFF: u8 = 3;
 
+/// Exit code when the broker refuses us, or the connection would not be safe.
+pub const ACCESS_REFUSED: u8 = 4;
+
 /// A command line whose parts do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
@@ -69,6 +72,12 @@ fn code(error: &anyhow::Error) -> u8 {
     if cut_off {
         return CUT_OFF;
     }
+    let refused = error.downcast_ref().is_some_and(WorkerError::is_access_refusal)
+        || error.downcast_ref().is_some_and(CoordinatorError::is_access_refusal)
+        || stagebus_bus::is_access_refusal(error.as_ref());
+    if refused {
+        return ACCESS_REFUSED;
+    }
     if error.is::<UsageError>() { USAGE } else { FAILURE }
 }
 
@@ -110,5 +119,11 @@ mod tests {
         assert_eq!(code(&anyhow::anyhow!("other")), FAILURE);
         let late = anyhow::Error::from(WorkerError::ShutdownDeadline { deadline_ms: 5 });
         assert_eq!(code(&late), CUT_OFF);
+        let refused = WorkerError::from(stagebus_bus::Violation {
+            operation: stagebus_bus::Operation::Subscribe,
+            subject: "a".to_owned(),
+        });
+        assert_eq!(code(&anyhow::Error::from(refused).context("stage 1")), ACCESS_REFUSED);
+        assert_eq!(code(&CoordinatorError::AuthRefused.into()), ACCESS_REFUSED);
     }
 }

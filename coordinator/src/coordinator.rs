@@ -93,7 +93,7 @@ pub async fn run(
         subscription_capacity: SUBSCRIPTION_CAPACITY,
         ..BusOptions::from_settings(
             &config.broker,
-            Role::Coordinator,
+            Role::Coordinator(&model.identity.model),
             &format!("coordinator {id}"),
         )?
     };

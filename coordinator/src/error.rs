@@ -1,6 +1,6 @@
 //! Why a coordinator does not start, or ends.
 
-use stagebus_bus::{BusError, PublishError, SeedError, SubscribeError};
+use stagebus_bus::{BusError, PublishError, SeedError, SubscribeError, Violation};
 use stagebus_draft::drafter::DraftLoadError;
 use stagebus_schemas::ids::IdError;
 use stagebus_settings::logging::LogError;
@@ -50,7 +50,7 @@ pub enum CoordinatorError {
         found: usize,
     },
     /// The file with the nkey seed cannot be read.
-    #[error(transparent)]
+    #[error("the broker's credentials cannot be used")]
     Seed(#[from] SeedError),
     /// There is no connection to the broker.
     #[error("cannot connect to the broker")]
@@ -96,6 +96,9 @@ pub enum CoordinatorError {
     /// The broker stopped accepting our credentials.
     #[error("the broker refuses our credentials")]
     AuthRefused,
+    /// The broker's permissions forbid what this coordinator needs.
+    #[error("this coordinator cannot do its work")]
+    Forbidden(#[from] Violation),
     /// The connection to the broker was closed for good.
     #[error("connection to the broker is closed")]
     ConnectionClosed,
@@ -106,4 +109,12 @@ pub enum CoordinatorError {
         /// Requests cut off.
         n_sessions: usize,
     },
+}
+
+impl CoordinatorError {
+    /// Whether the broker refuses this coordinator, or the connection would not be safe.
+    #[must_use]
+    pub fn is_access_refusal(&self) -> bool {
+        matches!(self, Self::AuthRefused) || stagebus_bus::is_access_refusal(self)
+    }
 }

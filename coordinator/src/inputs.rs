@@ -1,6 +1,7 @@
 //! Everything that the coordinator listens to, turned into actions.
 
 use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, SubscribeError, Subscription};
+use stagebus_schemas::access;
 use stagebus_schemas::ids::CoordinatorId;
 use stagebus_schemas::messages::fleet::WorkerAnnouncement;
 use stagebus_schemas::messages::head::Head;
@@ -64,7 +65,8 @@ impl Inputs {
     /// Waits for the next message or event of the connection.
     ///
     /// # Errors
-    /// [`CoordinatorError::AuthRefused`], [`CoordinatorError::ConnectionClosed`].
+    /// [`CoordinatorError::AuthRefused`], [`CoordinatorError::Forbidden`],
+    /// [`CoordinatorError::ConnectionClosed`].
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -152,8 +154,9 @@ fn read_event(event: BusEvent) -> Result<Wake, CoordinatorError> {
         }
         BusEvent::AuthRefused => Err(CoordinatorError::AuthRefused),
         BusEvent::Closed => Err(CoordinatorError::ConnectionClosed),
+        BusEvent::PermissionViolation(violation) if violation.is_fatal() => Err(violation.into()),
         BusEvent::PermissionViolation(error) => {
-            error!(%error, "the broker forbids a subject of this role");
+            error!(%error, "a client's events cannot be sent");
             Ok(Wake::Nothing)
         }
         event @ (BusEvent::SlowConsumer
@@ -179,8 +182,7 @@ fn read_head(delivery: &Delivery) -> Wake {
 
 fn read_request(delivery: Delivery) -> Action {
     let content = delivery.content();
-    // Events on one of our own subjects would reach workers and coordinators, with our rights.
-    let reply = delivery.reply().filter(|reply| Subjects::of(reply).is_err());
+    let reply = delivery.reply().filter(|reply| access::is_answerable(reply));
     let client = reply.map(|reply| Client { reply: reply.into(), content });
     Action::Request(Incoming { payload: delivery.payload, client })
 }

@@ -1,5 +1,6 @@
 //! The `coordinator` program; `stagebus coordinator` is the same.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -8,6 +9,9 @@ use stagebus_coordinator::{CoordinatorArgs, CoordinatorError, serve_until_signal
 
 /// Threads for encoding prompts; more would only take time from the stages.
 const BLOCKING_THREADS: usize = 4;
+
+/// Exit code when the broker refuses us, or the connection would not be safe.
+const ACCESS_REFUSED_EXIT: u8 = 4;
 
 /// Exit code when requests were cut off at shutdown.
 const DRAIN_DEADLINE_EXIT: u8 = 3;
@@ -30,6 +34,11 @@ fn main() -> anyhow::Result<ExitCode> {
         .context("runtime cannot be started")?;
     match runtime.block_on(serve_until_signalled(cli.args)) {
         Err(CoordinatorError::DrainDeadline { .. }) => Ok(ExitCode::from(DRAIN_DEADLINE_EXIT)),
+        Err(error) if error.is_access_refusal() => {
+            let error = anyhow::Error::from(error);
+            writeln!(std::io::stderr().lock(), "Error: {error:?}")?;
+            Ok(ExitCode::from(ACCESS_REFUSED_EXIT))
+        }
         outcome => Ok(outcome.map(|()| ExitCode::SUCCESS)?),
     }
 }

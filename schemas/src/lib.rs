@@ -4,6 +4,7 @@
 //! checks on versions, sizes and shapes live beside the types ([`messages`] have `validate`
 //! methods that [`codec::decode`] calls).
 
+pub mod access;
 pub mod codec;
 pub mod error;
 pub mod ids;

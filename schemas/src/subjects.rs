@@ -41,6 +41,12 @@ impl Subjects {
         Self { prefix: format!("{ROOT}.{model}") }
     }
 
+    /// Makes the patterns that stand for all models; only to grant rights.
+    #[must_use]
+    pub fn any_model() -> Self {
+        Self { prefix: format!("{ROOT}.*") }
+    }
+
     /// Makes the subjects of the model that a subject belongs to.
     ///
     /// # Errors
@@ -79,16 +85,34 @@ impl Subjects {
         format!("{}.stage.{stage}.{worker}.step", self.prefix)
     }
 
+    /// Forward messages for all workers.
+    #[must_use]
+    pub fn step_all(&self) -> String {
+        format!("{}.stage.*.*.step", self.prefix)
+    }
+
     /// Control requests for a worker.
     #[must_use]
     pub fn control(&self, stage: StageIndex, worker: &WorkerId) -> String {
         format!("{}.stage.{stage}.{worker}.ctl", self.prefix)
     }
 
+    /// Control requests for all workers.
+    #[must_use]
+    pub fn control_all(&self) -> String {
+        format!("{}.stage.*.*.ctl", self.prefix)
+    }
+
     /// Head rows for a coordinator.
     #[must_use]
     pub fn head(&self, coordinator: &CoordinatorId) -> String {
         format!("{}.head.{coordinator}", self.prefix)
+    }
+
+    /// Head rows for all coordinators.
+    #[must_use]
+    pub fn head_all(&self) -> String {
+        format!("{}.head.*", self.prefix)
     }
 
     /// Reply subject of one step. When nobody hears the step, the broker answers here, but only to
@@ -117,10 +141,22 @@ impl Subjects {
         format!("{}.fleet.{stage}.{worker}", self.prefix)
     }
 
+    /// Announcements of all workers, and of coordinators.
+    #[must_use]
+    pub fn worker_all(&self) -> String {
+        format!("{}.fleet.*.*", self.prefix)
+    }
+
     /// Announcements of a coordinator.
     #[must_use]
     pub fn coordinator(&self, coordinator: &CoordinatorId) -> String {
         format!("{}.fleet.coordinator.{coordinator}", self.prefix)
+    }
+
+    /// Announcements of all coordinators.
+    #[must_use]
+    pub fn coordinator_all(&self) -> String {
+        format!("{}.fleet.coordinator.*", self.prefix)
     }
 
     /// All announcements.

@@ -161,12 +161,28 @@ impl Source for Tree {
 }
 
 fn read_file(path: &Path) -> Result<Tree, SettingsError> {
-    File::from(path)
-        .format(FileFormat::Toml)
-        .required(true)
-        .collect()
-        .map(Tree)
-        .map_err(|source| SettingsError::File { path: path.to_owned(), source: source.into() })
+    let file_error =
+        |source: ConfigError| SettingsError::File { path: path.to_owned(), source: source.into() };
+    let mut tree =
+        File::from(path).format(FileFormat::Toml).required(true).collect().map_err(file_error)?;
+    if let Some(Value { kind: ValueKind::Table(broker), .. }) = tree.get_mut("broker") {
+        place_beside(path, broker, &["nkey_seed_file"]);
+        if let Some(Value { kind: ValueKind::Table(tls), .. }) = broker.get_mut("tls") {
+            place_beside(path, tls, &["ca_file", "cert_file", "key_file"]);
+        }
+    }
+    Ok(Tree(tree))
+}
+
+/// Keys and certificates lie beside the configuration file that names them: a relative path starts
+/// in that file's folder, wherever the process was started.
+fn place_beside(file: &Path, table: &mut Map<String, Value>, keys: &[&str]) {
+    let Some(folder) = file.parent() else { return };
+    for key in keys {
+        if let Some(Value { kind: ValueKind::String(path), .. }) = table.get_mut(*key) {
+            *path = folder.join(path.as_str()).to_string_lossy().into_owned();
+        }
+    }
 }
 
 /// Turns `STAGEBUS_TABLE__KEY` into `table.key`.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stagebus_bus::{BusError, PublishError, SeedError, SubscribeError};
+use stagebus_bus::{BusError, PublishError, SeedError, SubscribeError, Violation};
 use stagebus_engine::OpenStageError;
 use stagebus_schemas::ids::IdError;
 use stagebus_settings::logging::LogError;
@@ -107,6 +107,9 @@ pub enum WorkerError {
     /// The broker refuses our identity while we reconnect.
     #[error("the broker refuses this worker's credentials; check the credentials of its role")]
     BrokerRefused,
+    /// The broker's permissions forbid what this worker needs.
+    #[error("this worker cannot do its work")]
+    Forbidden(#[from] Violation),
     /// The inference thread ended by itself: the runtime crashed or the backend has a bug.
     #[error("the inference thread has ended unexpectedly; its last words are in the log")]
     InferenceEnded,
@@ -119,4 +122,12 @@ pub enum WorkerError {
         /// The deadline.
         deadline_ms: u64,
     },
+}
+
+impl WorkerError {
+    /// Whether the broker refuses this worker, or the connection would not be safe.
+    #[must_use]
+    pub fn is_access_refusal(&self) -> bool {
+        matches!(self, Self::BrokerRefused) || stagebus_bus::is_access_refusal(self)
+    }
 }

@@ -42,13 +42,15 @@ impl Intake {
     ) -> Result<Self, SubscribeError> {
         let mut ticks = interval(announce_interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Before the subscriptions, whose refusal it tells.
+        let connection = bus.events();
         Ok(Self {
+            connection,
             steps: bus.subscribe(&stage.subjects.step(stage.index, &stage.worker)).await?,
             control: bus.subscribe(&stage.subjects.control(stage.index, &stage.worker)).await?,
             probe: bus.subscribe(&stage.subjects.probe()).await?,
             lost: bus.subscribe(&stage.subjects.lost_any()).await?,
             inference,
-            connection: bus.events(),
             ticks,
             drain: shutdown.drain.clone(),
             stop: shutdown.stop.clone(),
@@ -60,7 +62,7 @@ impl Intake {
     ///
     /// # Errors
     /// [`WorkerError::InferenceEnded`], [`WorkerError::BrokerClosed`],
-    /// [`WorkerError::BrokerRefused`].
+    /// [`WorkerError::BrokerRefused`], [`WorkerError::Forbidden`].
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -80,6 +82,9 @@ impl Intake {
             event = self.connection.next() => match event {
                 None | Some(BusEvent::Closed) => Err(WorkerError::BrokerClosed),
                 Some(BusEvent::AuthRefused) => Err(WorkerError::BrokerRefused),
+                Some(BusEvent::PermissionViolation(violation)) if violation.is_fatal() => {
+                    Err(violation.into())
+                }
                 Some(event) => Ok(Action::Connection(event)),
             },
             () = self.drain.cancelled(), if !self.drain_seen => {

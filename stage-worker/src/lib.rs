@@ -33,6 +33,8 @@ mod worker;
 pub use config::{EngineChoice, ProfileChoice, SettingError, WorkerConfig, WorkerSettings};
 pub use error::WorkerError;
 pub use inference::CommandError;
-pub use process::{SHUTDOWN_DEADLINE_EXIT, WorkerArgs, serve, serve_until_signalled};
+pub use process::{
+    ACCESS_REFUSED_EXIT, SHUTDOWN_DEADLINE_EXIT, WorkerArgs, serve, serve_until_signalled,
+};
 pub use run::{Ready, run};
 pub use shutdown::Shutdown;

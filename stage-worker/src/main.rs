@@ -1,10 +1,13 @@
 //! The `stage-worker` program; `stagebus worker` is the same.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use stagebus_worker::{SHUTDOWN_DEADLINE_EXIT, WorkerArgs, WorkerError, serve_until_signalled};
+use stagebus_worker::{
+    ACCESS_REFUSED_EXIT, SHUTDOWN_DEADLINE_EXIT, WorkerArgs, WorkerError, serve_until_signalled,
+};
 
 /// Serves one stage of a model behind the broker
 #[derive(Debug, Parser)]
@@ -27,6 +30,11 @@ fn main() -> anyhow::Result<ExitCode> {
     runtime.shutdown_background();
     match outcome {
         Err(WorkerError::ShutdownDeadline { .. }) => Ok(ExitCode::from(SHUTDOWN_DEADLINE_EXIT)),
+        Err(error) if error.is_access_refusal() => {
+            let error = anyhow::Error::from(error);
+            writeln!(std::io::stderr().lock(), "Error: {error:?}")?;
+            Ok(ExitCode::from(ACCESS_REFUSED_EXIT))
+        }
         outcome => Ok(outcome.map(|()| ExitCode::SUCCESS)?),
     }
 }

@@ -12,6 +12,9 @@ use crate::shutdown::Shutdown;
 /// Exit code when the end took too long and a running step was cut off.
 pub const SHUTDOWN_DEADLINE_EXIT: u8 = 3;
 
+/// Exit code when the broker refuses us, or the connection would not be safe.
+pub const ACCESS_REFUSED_EXIT: u8 = 4;
+
 /// Flags of `stage-worker` and `stagebus worker`. Each is short for a key of `[worker]`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct WorkerArgs {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Serialize;
-use stagebus_bus::{Bus, BusOptions, PublishError, Role};
+use stagebus_bus::{Bus, BusEvent, BusEvents, BusOptions, PublishError, Role};
 use stagebus_engine::backend::Backend;
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
 use tokio::runtime::Handle;
@@ -87,7 +87,7 @@ async fn start(config: &WorkerConfig) -> Result<(Bus, Arc<Stage>, Box<dyn Backen
     let options = BusOptions {
         subscription_capacity: subscription_capacity(config.settings.queue_capacity),
         connect_wait: Duration::from_millis(config.settings.connect_wait_ms),
-        ..BusOptions::from_settings(&config.broker, Role::Worker, &name)?
+        ..BusOptions::from_settings(&config.broker, Role::Worker(&stage.model), &name)?
     };
     Ok((Bus::connect(options).await?, Arc::new(stage), backend))
 }
@@ -107,8 +107,9 @@ pub(crate) async fn serve(
         .map_err(|source| WorkerError::Thread { name: "inference", source })?;
     let mut worker = Worker::new(Arc::clone(&stage), limits, inference);
     let interval = settings.announce_interval();
+    let connection = bus.events();
     let mut intake = Intake::subscribe(&bus, &stage, events, interval, shutdown).await?;
-    seen_by_broker(&bus).await?;
+    seen_by_broker(&bus, connection).await?;
     worker.announce();
     send(&bus, &mut worker, shutdown).await;
     tracing::info!(
@@ -141,11 +142,25 @@ pub(crate) async fn serve(
 /// Waits until the broker has taken in everything sent so far. A subscription that it has not seen
 /// makes whoever hears that we are ready believe that we are dead. The broker handles a connection
 /// in order, so a message to ourselves that comes back tells.
-async fn seen_by_broker(bus: &Bus) -> Result<(), WorkerError> {
+async fn seen_by_broker(bus: &Bus, mut connection: BusEvents) -> Result<(), WorkerError> {
     let inbox = bus.new_inbox();
     let mut echo = bus.subscribe(&inbox).await?;
     bus.publish_bytes(&inbox, None, Bytes::new()).await?;
-    match tokio::time::timeout(SUBSCRIBED_TIMEOUT, echo.next()).await {
+    let refused = async {
+        loop {
+            match connection.next().await {
+                Some(BusEvent::PermissionViolation(violation)) => return violation,
+                Some(_) => {}
+                None => std::future::pending().await,
+            }
+        }
+    };
+    let echoed = tokio::select! {
+        biased;
+        violation = refused => return Err(violation.into()),
+        echoed = tokio::time::timeout(SUBSCRIBED_TIMEOUT, echo.next()) => echoed,
+    };
+    match echoed {
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err(WorkerError::BrokerClosed),
         Err(_) => Err(WorkerError::NoEcho { inbox, waited: SUBSCRIBED_TIMEOUT }),

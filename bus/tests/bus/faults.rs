@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use stagebus_bus::{
-    Bus, BusError, BusEvent, BusOptions, CloseError, Credentials, PublishError, RequestError,
+    Bus, BusError, BusEvent, BusOptions, CloseError, Credentials, Operation, PublishError,
+    RequestError, Violation,
 };
 
 use crate::broker::Broker;
@@ -140,10 +141,13 @@ authorization { users: [
     let is_violation = |event: &BusEvent| matches!(event, BusEvent::PermissionViolation(_));
     bus.publish_bytes("secret.1", None, Bytes::new()).await.expect("seems to succeed");
     let event = wait_for(&mut events, is_violation).await;
-    assert!(matches!(event, BusEvent::PermissionViolation(text) if text.contains("secret.1")));
+    let violation = |operation, subject: &str| {
+        BusEvent::PermissionViolation(Violation { operation, subject: subject.to_owned() })
+    };
+    assert_eq!(event, violation(Operation::Publish, "secret.1"));
     let _subscription = bus.subscribe("secret.2").await.expect("seems to succeed");
     let event = wait_for(&mut events, is_violation).await;
-    assert!(matches!(event, BusEvent::PermissionViolation(text) if text.contains("secret.2")));
+    assert_eq!(event, violation(Operation::Subscribe, "secret.2"));
 }
 
 #[tokio::test]

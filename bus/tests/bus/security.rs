@@ -2,8 +2,13 @@
 
 use std::path::PathBuf;
 
-use stagebus_bus::{Bus, BusError, BusOptions, Credentials, Requirement, Tls, TlsIdentity};
+use stagebus_bus::{
+    Bus, BusError, BusOptions, Credentials, Operation, RequestError, Requirement, StreamError, Tls,
+    TlsIdentity, Violation,
+};
+use stagebus_schemas::codec::ContentType;
 
+use crate::PATIENCE;
 use crate::broker::Broker;
 
 async fn refused(options: BusOptions) -> BusError {
@@ -192,4 +197,77 @@ async fn a_broker_that_verifies_clients_gets_our_certificate() {
     let without = Tls { identity: None, ..tls };
     let error = refused(tls_options(&broker, without)).await;
     assert!(matches!(error, BusError::Tls { .. } | BusError::Unreachable { .. }), "{error:?}");
+}
+
+/// A broker on which the user `w` may use `ok.>` and its own inbox only, and a connection of `w`.
+async fn restricted(inbox: &str) -> (Broker, Bus) {
+    let config = r#"
+authorization { users: [
+  { user: w, password: p, permissions: { publish: ["ok.>"], subscribe: ["ok.>", "_INBOX.w.>"] } }
+] }
+"#;
+    let broker = Broker::start_with(config, &[]);
+    let options = BusOptions {
+        credentials: Credentials::UserPassword { user: "w".into(), password: "p".into() },
+        inbox_prefix: inbox.to_owned(),
+        ..BusOptions::new(broker.url(), "test")
+    };
+    let bus = Bus::connect(options).await.expect("connects");
+    (broker, bus)
+}
+
+/// Far beyond the test's own patience: only the refusal itself can end these waits.
+const LONG: std::time::Duration = std::time::Duration::from_secs(3600);
+
+#[tokio::test]
+async fn a_forbidden_question_is_refused_instead_of_timing_out() {
+    let (_broker, bus) = restricted("_INBOX.w").await;
+    let ask = bus.request_bytes("secret.1", None, bytes::Bytes::new(), LONG);
+    let error = tokio::time::timeout(PATIENCE, ask).await.expect("at once").expect_err("forbidden");
+    let subject = "secret.1".to_owned();
+    let expected = Violation { operation: Operation::Publish, subject };
+    assert!(
+        matches!(&error, RequestError::Forbidden { violation, .. } if *violation == expected),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn answers_to_a_forbidden_inbox_are_refused_each_time() {
+    let (_broker, bus) = restricted("_INBOX.other").await;
+    let _listener = bus.subscribe("ok.1").await.expect("subscribes");
+    for _ in 0..2 {
+        let ask = bus.request_bytes("ok.1", None, bytes::Bytes::new(), LONG);
+        let asked = tokio::time::timeout(PATIENCE, ask).await.expect("at once");
+        let error = asked.expect_err("forbidden");
+        assert!(
+            matches!(&error, RequestError::Forbidden { violation, .. }
+                if violation.operation == Operation::Subscribe
+                    && violation.subject.starts_with("_INBOX.other.")),
+            "{error:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_forbidden_prompt_is_refused_instead_of_waiting_for_events() {
+    for (inbox, subject, operation) in [
+        ("_INBOX.w", "secret.1", Operation::Publish),
+        ("_INBOX.other", "ok.1", Operation::Subscribe),
+    ] {
+        let (_broker, bus) = restricted(inbox).await;
+        let mut events = bus
+            .event_stream(subject, ContentType::Json, bytes::Bytes::new(), LONG)
+            .await
+            .expect("seems to succeed");
+        // Without a listener the broker's word that nobody hears it may come as well.
+        let _listener = bus.subscribe(subject).await.expect("seems to succeed");
+        let next = tokio::time::timeout(PATIENCE, events.next()).await.expect("at once");
+        let error = next.expect_err("forbidden");
+        assert!(
+            matches!(&error, StreamError::Forbidden { violation, .. }
+                if violation.operation == operation),
+            "{error:?}"
+        );
+    }
 }

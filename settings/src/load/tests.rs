@@ -90,6 +90,19 @@ fn refused(
 }
 
 #[test]
+fn keys_and_certificates_of_a_file_lie_beside_it() {
+    let file = "[broker]\nnkey_seed_file = \"seed.nk\"\n\
+                [broker.tls]\nca_file = \"sub/ca.pem\"\ncert_file = \"/etc/cert.pem\"\n\
+                key_file = \"key.pem\"\n";
+    let broker = layered(file, &[], &["broker.tls.key_file=own.pem"]).expect("valid").broker;
+    let folder = std::env::temp_dir();
+    assert_eq!(broker.nkey_seed_file, Some(folder.join("seed.nk")));
+    assert_eq!(broker.tls.ca_file, Some(folder.join("sub/ca.pem")));
+    assert_eq!(broker.tls.cert_file, Some("/etc/cert.pem".into()));
+    assert_eq!(broker.tls.key_file, Some("own.pem".into()), "a flag's path starts here");
+}
+
+#[test]
 fn each_layer_wins_over_the_one_before() {
     let file = "[worker]\nstage = 1\ndevice = \"GPU\"\ncpus = [1, 2]\n[worker.kv]\nblocks = 7\n";
     let settings = layered(file, &[], &[]).expect("file");

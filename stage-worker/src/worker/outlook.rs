@@ -45,8 +45,8 @@ impl Worker {
             }
             BusEvent::Missed(n) => tracing::warn!(%stage_index, n, "connection events missed"),
             BusEvent::LameDuck => tracing::warn!(%stage_index, "the broker will end soon"),
-            BusEvent::PermissionViolation(text) => {
-                tracing::error!(%stage_index, text, "the broker forbids something to this worker");
+            BusEvent::PermissionViolation(error) => {
+                tracing::error!(%stage_index, %error, "an answer cannot be sent");
             }
             BusEvent::ReconnectFailed(text) => tracing::debug!(%stage_index, text, "no broker yet"),
             BusEvent::ServerError(text) => tracing::error!(%stage_index, text, "broker error"),

@@ -1,0 +1,256 @@
+//! Who may use which subjects: the three roles, as the broker's permissions state them.
+//!
+//! | role | publishes | hears |
+//! |---|---|---|
+//! | client | `prompt`, `cancel`, `probe` | announcements, its own inbox |
+//! | coordinator | steps, control, announcements of coordinators, answers to clients | `prompt`, `cancel`, `head`, `lost`, `probe`, announcements, the inbox of its model's coordinators |
+//! | worker | steps, `head`, `lost`, announcements of workers, answers to coordinators | steps, control, `lost`, `probe`, the inbox of its model's workers |
+//!
+//! Coordinators and workers act for one model. Answers to a client go to an inbox that carries the
+//! client's name (with an nkey, its public key), so no client hears another's.
+
+use crate::ids::{IdError, ModelName};
+use crate::subjects::Subjects;
+
+/// First token of all subjects for answers.
+const INBOX: &str = "_INBOX";
+
+/// A name that stands in the subjects of one client's answers: its public key, or its user name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientName(ModelName);
+
+impl ClientName {
+    /// Checks and wraps a name.
+    ///
+    /// # Errors
+    /// [`IdError`] if it is no subject token.
+    pub fn new(name: impl Into<String>) -> Result<Self, IdError> {
+        ModelName::new(name).map(Self)
+    }
+}
+
+/// Who connects, and for which model. Each role has a prefix of its own for answers, which the
+/// broker's permissions allow to it alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role<'a> {
+    /// Sends requests.
+    Client,
+    /// Drives the sessions of a model.
+    Coordinator(&'a ModelName),
+    /// Runs a stage of a model.
+    Worker(&'a ModelName),
+}
+
+impl Role<'_> {
+    /// Returns the prefix of the subjects for answers to this role. A client without a name shares
+    /// it with all others, which only a broker without credentials should have.
+    #[must_use]
+    pub fn inbox_prefix(self, name: Option<&ClientName>) -> String {
+        match (self, name) {
+            (Self::Client, Some(ClientName(name))) => format!("{INBOX}.client.{name}"),
+            (Self::Client, None) => format!("{INBOX}.client"),
+            (Self::Coordinator(model), _) => format!("{INBOX}.coordinator.{model}"),
+            (Self::Worker(model), _) => format!("{INBOX}.worker.{model}"),
+        }
+    }
+}
+
+/// Subjects that a role may use; everything else is forbidden.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Permissions {
+    /// Subjects on which it may publish.
+    pub publish: Vec<String>,
+    /// Subjects on which it may not publish although `publish` covers them.
+    pub publish_denied: Vec<String>,
+    /// Subjects to which it may subscribe.
+    pub subscribe: Vec<String>,
+}
+
+impl Permissions {
+    /// What a client may do for some models; for all models if none is named.
+    #[must_use]
+    pub fn client(name: &ClientName, models: &[ModelName]) -> Self {
+        let mut permissions = Self::default();
+        let scopes = match models {
+            [] => vec![Subjects::any_model()],
+            models => models.iter().map(Subjects::new).collect(),
+        };
+        for subjects in scopes {
+            permissions.publish.extend([
+                subjects.prompt(),
+                subjects.cancel_all(),
+                subjects.probe(),
+            ]);
+            permissions.subscribe.push(subjects.fleet_all());
+        }
+        permissions.subscribe.push(below(&Role::Client.inbox_prefix(Some(name))));
+        permissions
+    }
+
+    /// What a coordinator of a model may do.
+    #[must_use]
+    pub fn coordinator(model: &ModelName) -> Self {
+        let subjects = Subjects::new(model);
+        let inbox = below(&Role::Coordinator(model).inbox_prefix(None));
+        Self {
+            publish: vec![
+                subjects.step_all(),
+                subjects.control_all(),
+                subjects.coordinator_all(),
+                subjects.probe(),
+                below(&Role::Client.inbox_prefix(None)),
+                inbox.clone(),
+            ],
+            publish_denied: Vec::new(),
+            subscribe: vec![
+                subjects.prompt(),
+                subjects.cancel_all(),
+                subjects.head_all(),
+                subjects.lost_any(),
+                subjects.fleet_all(),
+                subjects.probe(),
+                inbox,
+            ],
+        }
+    }
+
+    /// What a worker of a model may do.
+    #[must_use]
+    pub fn worker(model: &ModelName) -> Self {
+        let subjects = Subjects::new(model);
+        let inbox = below(&Role::Worker(model).inbox_prefix(None));
+        Self {
+            publish: vec![
+                subjects.step_all(),
+                subjects.head_all(),
+                subjects.lost_any(),
+                subjects.worker_all(),
+                below(&Role::Coordinator(model).inbox_prefix(None)),
+                inbox.clone(),
+            ],
+            // The pattern of workers' announcements covers those of coordinators.
+            publish_denied: vec![subjects.coordinator_all()],
+            subscribe: vec![
+                subjects.step_all(),
+                subjects.control_all(),
+                subjects.lost_any(),
+                subjects.probe(),
+                inbox,
+            ],
+        }
+    }
+}
+
+/// Whether events may be sent to a reply subject that a client chose. The coordinator sends them
+/// with its own rights: on an internal subject, on one of the broker's own or in the inbox of
+/// another role they would act for the client.
+#[must_use]
+pub fn is_answerable(reply: &str) -> bool {
+    let internal = ["$", "_INBOX.coordinator.", "_INBOX.worker."];
+    Subjects::of(reply).is_err() && !internal.iter().any(|prefix| reply.starts_with(prefix))
+}
+
+fn below(prefix: &str) -> String {
+    format!("{prefix}.>")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{CoordinatorId, RequestId, StageIndex, WorkerId};
+
+    fn covers(pattern: &str, subject: &str) -> bool {
+        let (mut pattern, mut subject) = (pattern.split('.'), subject.split('.'));
+        loop {
+            match (pattern.next(), subject.next()) {
+                (Some(">"), Some(_)) | (None, None) => return true,
+                (Some(wanted), Some(found)) if wanted == "*" || wanted == found => {}
+                _ => return false,
+            }
+        }
+    }
+
+    fn may(allowed: &[String], denied: &[String], subject: &str) -> bool {
+        let any = |patterns: &[String]| patterns.iter().any(|pattern| covers(pattern, subject));
+        any(allowed) && !any(denied)
+    }
+
+    #[test]
+    fn every_role_may_do_its_work_and_nothing_else() {
+        let (mine, other) = ("a".parse().expect("a name"), "b".parse().expect("a name"));
+        let (ann, ben) = (ClientName::new("ANN"), ClientName::new("BEN"));
+        let (ann, ben) = (ann.expect("a name"), ben.expect("a name"));
+        let stage = StageIndex::FIRST;
+        let (worker, coordinator) = (WorkerId::random(stage), CoordinatorId::random());
+        let subjects_of = |model| {
+            let subjects = Subjects::new(model);
+            [
+                ("prompt", subjects.prompt()),
+                ("cancel", subjects.cancel(&RequestId::random())),
+                ("probe", subjects.probe()),
+                ("step", subjects.step(stage, &worker)),
+                ("control", subjects.control(stage, &worker)),
+                ("head", subjects.head(&coordinator)),
+                ("fleet worker", subjects.worker(stage, &worker)),
+                ("fleet coordinator", subjects.coordinator(&coordinator)),
+            ]
+        };
+        let roles = [
+            (
+                Permissions::client(&ann, std::slice::from_ref(&mine)),
+                vec!["prompt", "cancel", "probe"],
+                vec!["fleet worker", "fleet coordinator"],
+            ),
+            (
+                Permissions::coordinator(&mine),
+                vec!["step", "control", "probe", "fleet coordinator"],
+                vec!["prompt", "cancel", "probe", "head", "fleet worker", "fleet coordinator"],
+            ),
+            (
+                Permissions::worker(&mine),
+                vec!["step", "head", "fleet worker"],
+                vec!["step", "control", "probe"],
+            ),
+        ];
+        for (permissions, publishes, hears) in roles {
+            let Permissions { publish, publish_denied, subscribe } = &permissions;
+            for (name, subject) in subjects_of(&mine) {
+                let found = may(publish, publish_denied, &subject);
+                assert_eq!(found, publishes.contains(&name), "publish {subject}: {permissions:?}");
+                let found = may(subscribe, &[], &subject);
+                assert_eq!(found, hears.contains(&name), "subscribe {subject}: {permissions:?}");
+            }
+            for (_, subject) in subjects_of(&other) {
+                assert!(!may(publish, publish_denied, &subject), "publish {subject}");
+                assert!(!may(subscribe, &[], &subject), "subscribe {subject}");
+            }
+            for strange in ["$SYS.REQ.SERVER.PING", "$JS.API.INFO", "foo", "_INBOX.x.1"] {
+                assert!(!may(publish, publish_denied, strange), "publish {strange}");
+                assert!(!may(subscribe, &[], strange), "subscribe {strange}");
+            }
+        }
+        let anns = format!("{}.x.1", Role::Client.inbox_prefix(Some(&ann)));
+        for (name, expected) in [(&ann, true), (&ben, false)] {
+            let client = Permissions::client(name, &[]);
+            assert_eq!(may(&client.subscribe, &[], &anns), expected);
+            assert!(!may(&client.publish, &[], &anns));
+        }
+        assert!(may(&Permissions::coordinator(&mine).publish, &[], &anns));
+        assert!(!may(&Permissions::worker(&mine).publish, &[], &anns));
+    }
+
+    #[test]
+    fn only_a_clients_own_subjects_are_answered() {
+        for good in ["_INBOX.client.ANN.x", "_INBOX.abc", "my.events"] {
+            assert!(is_answerable(good), "{good}");
+        }
+        for bad in [
+            "stagebus.v1.m.probe",
+            "$JS.API.STREAM.DELETE.x",
+            "_INBOX.coordinator.m.x",
+            "_INBOX.worker.m.x",
+        ] {
+            assert!(!is_answerable(bad), "{bad}");
+        }
+    }
+}
