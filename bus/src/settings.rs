@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use stagebus_schemas::access::{ClientName, Role};
+use stagebus_schemas::access::Role;
+use stagebus_schemas::ids::ClientName;
 use stagebus_settings::{BrokerSettings, Secret};
 
 use crate::{BusOptions, Credentials, Tls, TlsIdentity};

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ask::{self, AskArgs};
 use crate::check::{self, CheckArgs};
 use crate::exit::Outcome;
+use crate::keys::{self, KeysArgs};
 use crate::shard::{self, ShardArgs};
 use crate::status::{self, StatusArgs};
 use crate::up::{self, UpArgs};
@@ -70,6 +71,8 @@ pub enum Command {
     Up(Box<UpArgs>),
     /// Ask a running fleet, or one started for the question
     Ask(Box<AskArgs>),
+    /// Make keys, certificates and the broker's permissions for a fleet
+    Keys(KeysArgs),
     /// Show who is there, with what load, and whether requests can be served
     Status(StatusArgs),
     /// Compare a fleet with a reference, token by token
@@ -95,6 +98,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
         }
         Command::Up(args) => up::run(*args, cli.quiet, stop).await,
         Command::Ask(args) => ask::run(*args, cli.quiet, stop).await,
+        Command::Keys(args) => keys::run(args, cli.quiet),
         Command::Status(args) => status::run(args, stop).await,
         Command::Check(args) => check::run(*args, cli.quiet, stop).await,
         Command::Bench(args) => {

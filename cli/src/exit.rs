@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use stagebus_coordinator::CoordinatorError;
+use stagebus_fleet::FleetError;
 use stagebus_worker::WorkerError;
 
 /// What a command that ran to its end says.
@@ -74,6 +75,7 @@ fn code(error: &anyhow::Error) -> u8 {
     }
     let refused = error.downcast_ref().is_some_and(WorkerError::is_access_refusal)
         || error.downcast_ref().is_some_and(CoordinatorError::is_access_refusal)
+        || matches!(error.downcast_ref(), Some(FleetError::Insecure { .. }))
         || stagebus_bus::is_access_refusal(error.as_ref());
     if refused {
         return ACCESS_REFUSED;

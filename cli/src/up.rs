@@ -1,10 +1,12 @@
 //! `stagebus up`: a whole fleet on this machine, until Ctrl-C.
 
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
 use stagebus_fleet::{BrokerChoice, Ended, LocalFleet};
+use stagebus_keys::{Holder, HolderRole, KeyFolder};
 use stagebus_schemas::ids::ModelName;
 use stagebus_schemas::subjects::Subjects;
 use stagebus_settings::ProcessArgs;
@@ -18,14 +20,18 @@ use crate::local::{self, LocalArgs, Wanted};
 /// Port on which clients look for a broker when they are told nothing.
 const DEFAULT_BROKER_PORT: u16 = 4222;
 
+/// Name of a holder's configuration in its folder.
+const CLIENT_CONFIG: &str = "stagebus.toml";
+
 /// Arguments of `stagebus up`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
   stagebus up --shards shards/smollm2
   stagebus up --model model.gguf --stages 3 --workers-per-stage 2
   stagebus up --shards shards/smollm2 --broker-port 0 --json --set coordinator.max_sessions=8
+  stagebus up --shards shards/smollm2 --keys keys --listen 0.0.0.0
 
-Starts a broker on the loopback interface, one or more workers per stage and a coordinator, and
+Starts a broker on the loopback interface (elsewhere with keys only), one or more workers per stage and a coordinator, and
 shows their log. Ctrl-C ends them in order: coordinator, workers, broker.")]
 pub struct UpArgs {
     /// The model: a GGUF file, sharded into a cache folder unless it is there already
@@ -51,8 +57,16 @@ pub struct UpArgs {
     #[arg(long, value_name = "PORT", default_value_t = DEFAULT_BROKER_PORT)]
     broker_port: u16,
 
+    /// Address of the broker; other machines reach it with keys only
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    listen: IpAddr,
+
+    /// Folder of keys made by `stagebus keys`: TLS, and nobody without a key
+    #[arg(long, value_name = "DIR")]
+    keys: Option<PathBuf>,
+
     /// Use the broker at this address instead of starting one
-    #[arg(long, value_name = "URL", conflicts_with = "broker_port")]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["broker_port", "listen"])]
     broker: Option<String>,
 
     #[command(flatten)]
@@ -68,6 +82,9 @@ pub struct UpArgs {
 struct Ready {
     ready: bool,
     broker: String,
+    /// Configuration file for clients, where they need a key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    client_config: Option<PathBuf>,
     model: ModelName,
     stages: usize,
     subjects: ReadySubjects,
@@ -107,12 +124,15 @@ pub async fn run(args: UpArgs, quiet: bool, stop: CancellationToken) -> anyhow::
     let mut spec = args.local.spec(&set, args.profile, args.broker, &args.process)?;
     spec.n_coordinators = args.coordinators;
     spec.log = log.clone();
+    spec.keys.clone_from(&args.keys);
     if let BrokerChoice::Private(options) = &mut spec.broker {
+        options.listen = args.listen;
         options.port = (args.broker_port != 0).then_some(args.broker_port);
         options.log = log;
     }
     let mut fleet = local::start(spec, &stop).await?;
-    let ready = Ready::of(&fleet, set.manifest.model.parse()?, started);
+    let mut ready = Ready::of(&fleet, set.manifest.model.parse()?, started);
+    ready.client_config = client_config(args.keys.as_deref(), &ready.model)?;
     if args.json {
         console::print_json(&ready)?;
     } else {
@@ -162,6 +182,7 @@ impl Ready {
         Self {
             ready: true,
             broker: fleet.url().to_owned(),
+            client_config: None,
             subjects: ReadySubjects {
                 prompt: subjects.prompt(),
                 cancel: subjects.cancel_all(),
@@ -175,10 +196,25 @@ impl Ready {
     }
 }
 
+/// The configuration of the first key with which a client of the model may ask.
+fn client_config(keys: Option<&Path>, model: &ModelName) -> anyhow::Result<Option<PathBuf>> {
+    let Some(keys) = keys else { return Ok(None) };
+    let folder = KeyFolder::open(keys)?;
+    let may_ask = |holder: &&Holder| {
+        holder.role == HolderRole::Client
+            && (holder.models.is_empty() || holder.models.contains(model))
+    };
+    let holder = folder.holders().iter().find(may_ask);
+    Ok(holder.map(|holder| folder.folder_of(holder).join(CLIENT_CONFIG)))
+}
+
 fn describe(ready: &Ready) -> String {
-    let Ready { broker, model, stages, subjects, members, startup_ms, .. } = ready;
+    let Ready { broker, client_config, model, stages, subjects, members, startup_ms, .. } = ready;
     let default = format!("nats://127.0.0.1:{DEFAULT_BROKER_PORT}");
-    let option = if *broker == default { String::new() } else { format!("--broker {broker} ") };
+    let mut option = if *broker == default { String::new() } else { format!("--broker {broker} ") };
+    if let Some(config) = client_config {
+        option.push_str(&format!("--config {} ", config.display()));
+    }
     let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
     format!(
         "
@@ -223,6 +259,7 @@ mod tests {
                 cancel: subjects.cancel_all(),
                 fleet: subjects.fleet_all(),
             },
+            client_config: None,
             model,
             stages: 2,
             members: Vec::new(),

@@ -1,11 +1,13 @@
-//! A private broker: a real `nats-server` on a loopback port.
+//! A private broker: a real `nats-server`, on a loopback port unless it has keys.
 
 use std::ffi::OsString;
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
+use stagebus_keys::KeyFolder;
 use tempfile::TempDir;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -26,6 +28,11 @@ pub struct BrokerOptions {
     pub server: Option<PathBuf>,
     /// A fixed port; a free one is chosen when absent.
     pub port: Option<u16>,
+    /// Address to listen on; one that other machines reach needs `keys`.
+    pub listen: IpAddr,
+    /// Folder of keys: the broker speaks TLS and lets in only who has one of them. No credentials
+    /// when absent.
+    pub keys: Option<PathBuf>,
     /// Processors to run on, in the form of `taskset`.
     pub cpus: Option<String>,
     /// Where its log goes.
@@ -39,6 +46,8 @@ impl Default for BrokerOptions {
         Self {
             server: None,
             port: None,
+            listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            keys: None,
             cpus: None,
             log: LogSink::default(),
             patience: Duration::from_secs(10),
@@ -50,6 +59,8 @@ impl Default for BrokerOptions {
 #[derive(Debug)]
 pub struct LocalBroker {
     options: BrokerOptions,
+    /// The keys' folder for the broker, absolute.
+    secured: Option<PathBuf>,
     server: PathBuf,
     /// Holds the configuration and the file with the ports; removed with the broker.
     folder: TempDir,
@@ -65,12 +76,16 @@ struct Running {
 }
 
 impl LocalBroker {
-    /// Starts a broker on a loopback port and waits until it accepts connections.
+    /// Starts a broker on a port and waits until it accepts connections.
     ///
     /// # Errors
-    /// [`FleetError::Runtime`] without a `nats-server`, [`FleetError::Spawn`], and
+    /// [`FleetError::Insecure`] for an address that other machines reach without keys,
+    /// [`FleetError::Keys`], [`FleetError::Runtime`] without a `nats-server`, [`FleetError::Spawn`], and
     /// [`FleetError::Exited`] or [`FleetError::NotReady`] with its last lines.
     pub async fn start(options: BrokerOptions) -> Result<Self, FleetError> {
+        if !options.listen.is_loopback() && options.keys.is_none() {
+            return Err(FleetError::Insecure { listen: options.listen });
+        }
         let server = match &options.server {
             Some(server) => server.clone(),
             None => stagebus_settings::find_nats_server()?,
@@ -80,7 +95,11 @@ impl LocalBroker {
         let configuration = folder.path().join("nats.conf");
         fs::write(&configuration, CONFIGURATION)
             .map_err(|source| FleetError::File { path: configuration, source })?;
-        let mut broker = Self { port: 0, options, server, folder, running: None };
+        let secured = match &options.keys {
+            None => None,
+            Some(keys) => Some(absolute(&KeyFolder::open(keys)?.broker())?),
+        };
+        let mut broker = Self { port: 0, options, secured, server, folder, running: None };
         broker.launch(broker.options.port).await?;
         Ok(broker)
     }
@@ -88,7 +107,16 @@ impl LocalBroker {
     /// The address for clients.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.port)
+        let (listen, port) = (self.options.listen, self.port);
+        let address = SocketAddr::new(listen, port);
+        match &self.secured {
+            None => format!("nats://{address}"),
+            // The certificate names this machine, and what the keys were made for.
+            Some(_) if listen.is_loopback() || listen.is_unspecified() => {
+                format!("tls://localhost:{port}")
+            }
+            Some(_) => format!("tls://{address}"),
+        }
     }
 
     /// The port that clients connect to; the same after a restart.
@@ -168,14 +196,18 @@ impl LocalBroker {
 
     async fn launch(&mut self, port: Option<u16>) -> Result<(), FleetError> {
         let folder = self.folder.path();
-        let mut args: Vec<OsString> = vec!["-c".into(), folder.join("nats.conf").into()];
-        args.extend(["-a".into(), "127.0.0.1".into(), "-p".into()]);
+        let configuration = self.secured.as_deref().unwrap_or(folder).join("nats.conf");
+        let listen = self.options.listen.to_string();
+        let mut args: Vec<OsString> = vec!["-c".into(), configuration.into()];
+        args.extend(["-a".into(), listen.into(), "-p".into()]);
         args.push(port.map_or_else(|| "-1".to_owned(), |port| port.to_string()).into());
         args.extend(["--ports_file_dir".into(), folder.into()]);
         let launch = Launch {
             name: "broker".to_owned(),
-            program: self.server.clone(),
+            program: absolute(&self.server)?,
             args,
+            // Its certificate and users are named relative to their folder.
+            folder: self.secured.clone(),
             cpus: self.options.cpus.clone(),
         };
         let mut server = Process::spawn(launch, self.options.log.clone())?;
@@ -184,6 +216,14 @@ impl LocalBroker {
         self.running = Some(Running { watcher, server });
         Ok(())
     }
+}
+
+/// A path that means the same in every folder; a program without one is looked up as it is.
+fn absolute(path: &Path) -> Result<PathBuf, FleetError> {
+    if path.components().count() == 1 {
+        return Ok(path.to_owned());
+    }
+    std::path::absolute(path).map_err(|source| FleetError::File { path: path.to_owned(), source })
 }
 
 /// Waits for the file that the server writes when it listens, and reads the port from it.
@@ -237,12 +277,19 @@ fn watcher(pid: u32) -> Result<Process, FleetError> {
         let script = format!("cat >/dev/null; kill {pid} 2>/dev/null");
         ("sh", vec!["-c".into(), script.into()])
     };
-    let launch = Launch { name: "watcher".to_owned(), program: program.into(), args, cpus: None };
+    let launch = Launch {
+        name: "watcher".to_owned(),
+        program: program.into(),
+        args,
+        folder: None,
+        cpus: None,
+    };
     Process::spawn(launch, LogSink::Quiet)
 }
 
 #[cfg(test)]
 mod tests {
+    use stagebus_keys::Plan;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 
@@ -296,6 +343,34 @@ mod tests {
             }
             other => panic!("unexpected {other:?}"),
         }
+    }
+
+    #[tokio::test]
+    async fn without_keys_nobody_else_reaches_a_broker() {
+        for listen in ["0.0.0.0", "192.0.2.1", "::"] {
+            let listen = listen.parse().expect("an address");
+            // A program that does not exist: it is refused before anything is started.
+            let server = Some("no-such-server".into());
+            let options = BrokerOptions { listen, server, ..Default::default() };
+            let error = LocalBroker::start(options).await.expect_err("refused");
+            assert!(matches!(error, FleetError::Insecure { listen: l } if l == listen), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_broker_with_keys_speaks_tls_and_asks_for_one() {
+        let parent = tempfile::tempdir().expect("a temporary folder");
+        let keys = parent.path().join("keys");
+        let models = vec!["m-1".parse().expect("a name")];
+        KeyFolder::create(&keys, &Plan { models, hosts: Vec::new() }).expect("keys");
+        let options = BrokerOptions { keys: Some(keys), ..Default::default() };
+        let mut broker = LocalBroker::start(options).await.expect("starts");
+        assert_eq!(broker.url(), format!("tls://localhost:{}", broker.port()));
+        let info = greeting(broker.port()).await.expect("greets");
+        assert_eq!(info["tls_required"], true);
+        assert_eq!(info["auth_required"], true);
+        assert_eq!(info["max_payload"], 8 * 1024 * 1024);
+        broker.stop().await.expect("stops");
     }
 
     #[tokio::test]

@@ -1,10 +1,12 @@
 //! What can go wrong with a local fleet.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use stagebus_keys::KeyError;
 use stagebus_settings::RuntimeError;
 
 /// Why a fleet, or a part of it, did not start or stop.
@@ -14,6 +16,31 @@ pub enum FleetError {
     /// The broker's program was not found.
     #[error("cannot start a broker")]
     Runtime(#[from] RuntimeError),
+    /// A broker would be reached from other machines without TLS and keys.
+    #[error(
+        "a broker on {listen} is reached from other machines and needs TLS and keys: make them with \
+         `stagebus keys new`, and name their folder with --keys"
+    )]
+    Insecure {
+        /// The address.
+        listen: IpAddr,
+    },
+    /// The folder of keys cannot be used.
+    #[error("the keys cannot be used")]
+    Keys(#[from] KeyError),
+    /// The folder of keys has none for a part of the fleet.
+    #[error(
+        "{} has no key for a {role} of model {model}; add one with `stagebus keys add`",
+        folder.display()
+    )]
+    NoKey {
+        /// The folder of keys.
+        folder: PathBuf,
+        /// The part.
+        role: &'static str,
+        /// The model.
+        model: String,
+    },
     /// A child process could not be started.
     #[error("cannot start {name} with {}", program.display())]
     Spawn {

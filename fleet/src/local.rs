@@ -6,18 +6,26 @@ use std::process::ExitStatus;
 
 use futures::future::{FutureExt, join_all, select_all, try_join_all};
 use serde_json::Value;
+use stagebus_keys::HolderRole;
 use tokio::time::Instant;
 
-use crate::broker::LocalBroker;
+use crate::broker::{BrokerOptions, LocalBroker};
 use crate::error::FleetError;
 use crate::process::{Launch, Process, Stopped};
-use crate::spec::{BrokerChoice, FleetSpec, n_stages};
+use crate::spec::{BrokerChoice, FleetSpec, ShardSetFacts, login, shard_set};
 
 /// What a child process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Worker { stage: usize },
     Coordinator,
+}
+
+/// The settings with which each role logs in; none without keys.
+#[derive(Debug, Default)]
+struct Logins {
+    worker: Vec<String>,
+    coordinator: Vec<String>,
 }
 
 /// A worker or coordinator of the fleet.
@@ -68,6 +76,7 @@ pub struct LocalFleet {
     spec: FleetSpec,
     url: String,
     n_stages: usize,
+    logins: Logins,
     /// How many workers of each stage were ever started; names are not used twice.
     n_started: Vec<usize>,
     children: Vec<Child>,
@@ -80,9 +89,19 @@ impl LocalFleet {
     /// # Errors
     /// The first [`FleetError`]; what was started is killed then.
     pub async fn start(spec: FleetSpec) -> Result<Self, FleetError> {
-        let n_stages = n_stages(&spec.shards)?;
+        let ShardSetFacts { n_stages, model } = shard_set(&spec.shards)?;
+        let logins = match &spec.keys {
+            None => Logins::default(),
+            Some(keys) => Logins {
+                worker: login(keys, HolderRole::Worker, &model)?,
+                coordinator: login(keys, HolderRole::Coordinator, &model)?,
+            },
+        };
         let broker = match &spec.broker {
-            BrokerChoice::Private(options) => Some(LocalBroker::start(options.clone()).await?),
+            BrokerChoice::Private(options) => {
+                let keys = spec.keys.clone().or_else(|| options.keys.clone());
+                Some(LocalBroker::start(BrokerOptions { keys, ..options.clone() }).await?)
+            }
             BrokerChoice::Running(_) => None,
         };
         let url = match (&broker, &spec.broker) {
@@ -91,7 +110,8 @@ impl LocalFleet {
             (None, BrokerChoice::Private(_)) => String::new(),
         };
         let n_started = vec![0; n_stages];
-        let mut fleet = Self { spec, url, n_stages, n_started, children: Vec::new(), broker };
+        let mut fleet =
+            Self { spec, url, n_stages, logins, n_started, children: Vec::new(), broker };
         let mut starting = Vec::new();
         for stage in 0..n_stages {
             for _ in 0..fleet.spec.workers_per_stage {
@@ -287,13 +307,13 @@ impl LocalFleet {
         *n_started += 1;
         let args = vec!["worker".into(), "--stage".into(), stage.to_string().into()];
         let cpus = self.spec.pinning.workers.get(stage).cloned().flatten();
-        Ok((Role::Worker { stage }, self.spawn(name, args, cpus)?))
+        Ok((Role::Worker { stage }, self.spawn(name, args, &self.logins.worker, cpus)?))
     }
 
     fn spawn_coordinator(&self, index: usize) -> Result<(Role, Process), FleetError> {
         let cpus = self.spec.pinning.coordinators.clone();
-        let process =
-            self.spawn(format!("coordinator.{index}"), vec!["coordinator".into()], cpus)?;
+        let (name, args) = (format!("coordinator.{index}"), vec!["coordinator".into()]);
+        let process = self.spawn(name, args, &self.logins.coordinator, cpus)?;
         Ok((Role::Coordinator, process))
     }
 
@@ -302,6 +322,7 @@ impl LocalFleet {
         &self,
         name: String,
         mut args: Vec<OsString>,
+        login: &[String],
         cpus: Option<String>,
     ) -> Result<Process, FleetError> {
         args.extend(["--shards".into(), self.spec.shards.clone().into_os_string()]);
@@ -310,10 +331,10 @@ impl LocalFleet {
             args.extend(["--config".into(), config.clone().into_os_string()]);
         }
         let url = format!("broker.url={}", self.url);
-        for setting in std::iter::once(&url).chain(&self.spec.settings) {
+        for setting in std::iter::once(&url).chain(login).chain(&self.spec.settings) {
             args.extend(["--set".into(), setting.into()]);
         }
-        let launch = Launch { name, program: self.spec.program.clone(), args, cpus };
+        let launch = Launch { name, program: self.spec.program.clone(), args, folder: None, cpus };
         Process::spawn(launch, self.spec.log.clone())
     }
 }

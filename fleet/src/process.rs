@@ -23,6 +23,8 @@ pub(crate) struct Launch {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
+    /// Folder to run in; this process's own when absent.
+    pub folder: Option<PathBuf>,
     /// Processors to run on, in the form of `taskset`, for example `0` or `0,2-3`.
     pub cpus: Option<String>,
 }
@@ -52,7 +54,7 @@ pub(crate) enum Stopped {
 impl Process {
     /// Starts a child with pipes on all three streams.
     pub(crate) fn spawn(launch: Launch, sink: LogSink) -> Result<Self, FleetError> {
-        let Launch { name, program, args, cpus } = launch;
+        let Launch { name, program, args, folder, cpus } = launch;
         let mut command = match cpus {
             None => Command::new(&program),
             Some(cpus) if cfg!(target_os = "linux") => {
@@ -70,6 +72,9 @@ impl Process {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
+        if let Some(folder) = folder {
+            command.current_dir(folder);
+        }
         own_group(&mut command);
         let mut child = command.spawn().map_err(|source| FleetError::Spawn {
             name: name.clone(),

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
+use stagebus_keys::{HolderRole, KeyFolder};
+use stagebus_schemas::ids::ModelName;
 
 use crate::broker::BrokerOptions;
 use crate::error::FleetError;
@@ -32,6 +34,9 @@ pub struct FleetSpec {
     /// Settings for every process, each `table.key=value`, handed on with `--set`. A worker leaves
     /// the table `coordinator` alone, and the reverse.
     pub settings: Vec<String>,
+    /// Folder of keys, as `stagebus keys` makes it: every process takes the key of its role, and a
+    /// private broker the configuration that matches. Nobody needs a key when absent.
+    pub keys: Option<PathBuf>,
     /// Which processors the processes run on.
     pub pinning: Pinning,
     /// Where their log lines go.
@@ -87,6 +92,7 @@ impl FleetSpec {
             broker: BrokerChoice::Private(BrokerOptions::default()),
             config: None,
             settings: Vec::new(),
+            keys: None,
             pinning: Pinning::default(),
             log: LogSink::default(),
             timeouts: Timeouts::default(),
@@ -107,14 +113,40 @@ impl FleetSpec {
     }
 }
 
-/// How many stages the shard set in `folder` has.
-pub(crate) fn n_stages(folder: &Path) -> Result<usize, FleetError> {
+/// What a fleet must know of its shard set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ShardSetFacts {
+    pub n_stages: usize,
+    pub model: ModelName,
+}
+
+/// Reads the manifest of the shard set in `folder`.
+pub(crate) fn shard_set(folder: &Path) -> Result<ShardSetFacts, FleetError> {
     let path = folder.join(MANIFEST);
     let text = fs::read_to_string(&path)
         .map_err(|source| FleetError::File { path: path.clone(), source })?;
-    serde_json::from_str::<Value>(&text)
-        .ok()
-        .and_then(|manifest| Some(manifest["stages"].as_array()?.len()))
-        .filter(|&n_stages| n_stages > 0)
-        .ok_or(FleetError::Manifest { path })
+    let facts = |manifest: Value| {
+        let n_stages = manifest["stages"].as_array()?.len();
+        let model = manifest["model"].as_str()?.parse().ok()?;
+        (n_stages > 0).then_some(ShardSetFacts { n_stages, model })
+    };
+    serde_json::from_str(&text).ok().and_then(facts).ok_or(FleetError::Manifest { path })
+}
+
+/// The settings with which the processes of a role log in.
+pub(crate) fn login(
+    keys: &Path,
+    role: HolderRole,
+    model: &ModelName,
+) -> Result<Vec<String>, FleetError> {
+    let folder = KeyFolder::open(keys)?;
+    let holder = folder.find(role, model).ok_or_else(|| FleetError::NoKey {
+        folder: keys.to_owned(),
+        role: role.as_str(),
+        model: model.to_string(),
+    })?;
+    Ok(vec![
+        format!("broker.nkey_seed_file={}", folder.seed_of(holder).display()),
+        format!("broker.tls.ca_file={}", folder.ca().display()),
+    ])
 }

@@ -9,25 +9,11 @@
 //! Coordinators and workers act for one model. Answers to a client go to an inbox that carries the
 //! client's name (with an nkey, its public key), so no client hears another's.
 
-use crate::ids::{IdError, ModelName};
+use crate::ids::{ClientName, ModelName};
 use crate::subjects::Subjects;
 
 /// First token of all subjects for answers.
 const INBOX: &str = "_INBOX";
-
-/// A name that stands in the subjects of one client's answers: its public key, or its user name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientName(ModelName);
-
-impl ClientName {
-    /// Checks and wraps a name.
-    ///
-    /// # Errors
-    /// [`IdError`] if it is no subject token.
-    pub fn new(name: impl Into<String>) -> Result<Self, IdError> {
-        ModelName::new(name).map(Self)
-    }
-}
 
 /// Who connects, and for which model. Each role has a prefix of its own for answers, which the
 /// broker's permissions allow to it alone.
@@ -47,7 +33,7 @@ impl Role<'_> {
     #[must_use]
     pub fn inbox_prefix(self, name: Option<&ClientName>) -> String {
         match (self, name) {
-            (Self::Client, Some(ClientName(name))) => format!("{INBOX}.client.{name}"),
+            (Self::Client, Some(name)) => format!("{INBOX}.client.{name}"),
             (Self::Client, None) => format!("{INBOX}.client"),
             (Self::Coordinator(model), _) => format!("{INBOX}.coordinator.{model}"),
             (Self::Worker(model), _) => format!("{INBOX}.worker.{model}"),

@@ -112,6 +112,16 @@ token_id!(
     RequestId,
     "request id"
 );
+token_id!(
+    /// A name that stands in the subjects of one client's answers: its public key, or its user name.
+    ClientName,
+    "client name"
+);
+token_id!(
+    /// Who holds a key, in the list of a fleet's keys.
+    HolderName,
+    "name of a key"
+);
 
 fn random_suffix() -> String {
     let mut text = uuid::Uuid::new_v4().simple().to_string();

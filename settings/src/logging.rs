@@ -1,14 +1,16 @@
 //! `[log]`: what goes to standard error, and in which form.
 //!
 //! Standard output is left to results. Prompts and generated text are never logged, at any level;
-//! the client library of the broker would print message contents at its finest levels, so it
-//! stays at `warn` unless a filter names it.
+//! the client library of the broker would print message contents at its finest level, so it stays
+//! at `warn` unless a filter names it, and above that level in any case.
 
 use std::io::IsTerminal;
 
 use serde::{Deserialize, Serialize};
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::filter::{ParseError, filter_fn};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
 /// Filters that hold unless the configured level names the same target.
@@ -66,15 +68,21 @@ pub enum LogError {
 /// [`LogError::Level`] for a level that cannot be parsed, [`LogError::Started`] the second time.
 pub fn init(settings: &LogSettings) -> Result<(), LogError> {
     let filter = filter(&settings.level)?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
+    let all = tracing_subscriber::registry().with(filter).with(filter_fn(is_free_of_text));
     match settings.format {
-        LogFormat::Text => lines.finish().try_init()?,
-        LogFormat::Json => lines.json().flatten_event(true).finish().try_init()?,
+        LogFormat::Text => all.with(lines).try_init()?,
+        LogFormat::Json => all.with(lines.json().flatten_event(true)).try_init()?,
     }
     Ok(())
+}
+
+/// Whether a place in the code may log, whatever level is asked for: the broker's client writes
+/// whole messages at its finest level, and with them what people ask and are told.
+fn is_free_of_text(place: &Metadata<'_>) -> bool {
+    *place.level() < Level::TRACE || !place.target().starts_with("async_nats")
 }
 
 fn filter(level: &str) -> Result<EnvFilter, LogError> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use stagebus_bus::{Bus, BusOptions, EventStream};
+use stagebus_bus::{Bus, BusOptions, EventStream, Role};
 use stagebus_fleet::{FleetSpec, LocalFleet, Member};
 use stagebus_schemas::codec::ContentType;
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
@@ -15,7 +15,7 @@ use stagebus_schemas::version::MessageVersion;
 
 use crate::answer::Answer;
 use crate::turn::{self, Turn};
-use crate::{setup, shard_sets, wait};
+use crate::{keys, setup, shard_sets, wait};
 
 /// Longest wait for an event: a long prefill on a loaded machine.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -37,7 +37,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// Starts a fleet of `n_stages` stages with one worker each; `change` sees its description
-    /// before.
+    /// before. With keys the client takes that of the holder `client`.
     ///
     /// # Errors
     /// What keeps it from starting.
@@ -46,8 +46,13 @@ impl Fleet {
         let mut spec = FleetSpec::new(setup::program()?, shard_sets::get(n_stages).await?);
         spec.settings = vec!["worker.profile=exact".to_owned()];
         change(&mut spec);
+        let keys = spec.keys.clone();
         let processes = LocalFleet::start(spec).await.context("the fleet does not start")?;
-        let bus = Bus::connect(BusOptions::new(processes.url(), "tests")).await?;
+        let options = match keys {
+            None => BusOptions::new(processes.url(), "tests"),
+            Some(keys) => keys::options(&keys, "client", Role::Client, processes.url())?,
+        };
+        let bus = Bus::connect(options).await?;
         let model = processes.model().context("nobody named the model")?.parse()?;
         Ok(Self { processes, bus, model, _turn: turn })
     }

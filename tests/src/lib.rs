@@ -11,6 +11,7 @@
 pub mod answer;
 pub mod fleet;
 pub mod foreign;
+pub mod keys;
 pub mod program;
 pub mod setup;
 pub mod shard_sets;

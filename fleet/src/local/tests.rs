@@ -20,7 +20,8 @@ const POLITE: &str = "echo '{\"ready\":true,\"id\":\"w1\",\"model\":\"m\"}'; \
 /// A shard set of two stages and a fleet of `script` on it.
 fn spec(script: &str) -> (TempDir, FleetSpec) {
     let folder = tempfile::tempdir().expect("folder");
-    fs::write(folder.path().join("manifest.json"), "{\"stages\":[{},{}]}").expect("manifest");
+    fs::write(folder.path().join("manifest.json"), r#"{"model":"m","stages":[{},{}]}"#)
+        .expect("manifest");
     let program = folder.path().join("program");
     fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("program");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("permissions");

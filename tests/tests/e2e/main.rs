@@ -12,6 +12,8 @@ mod prompts;
 mod reference;
 mod requests;
 mod sampling;
+mod secrets;
+mod secured;
 mod sessions;
 mod speculation;
 mod stages_on_the_wire;

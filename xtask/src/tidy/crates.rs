@@ -11,7 +11,7 @@ const PREFIX: &str = "stagebus";
 /// The crates from the lowest layer up. A crate may use those of lower layers only.
 const LAYERS: [&[&str]; 8] = [
     &["stagebus-schemas"],
-    &["stagebus-shards", "stagebus-settings"],
+    &["stagebus-shards", "stagebus-settings", "stagebus-keys"],
     &["stagebus-engine", "stagebus-bus", "stagebus-fleet"],
     &["stagebus-draft"],
     &["stagebus-worker", "stagebus-coordinator", "stagebus-gateway"],

@@ -1,0 +1,90 @@
+//! Who holds a key, and with which rights.
+
+use serde::{Deserialize, Serialize};
+use stagebus_schemas::access::Permissions;
+use stagebus_schemas::ids::{ClientName, HolderName, ModelName};
+
+use crate::error::KeyError;
+
+/// What a key is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HolderRole {
+    /// Sends requests.
+    Client,
+    /// Drives sessions.
+    Coordinator,
+    /// Runs a stage.
+    Worker,
+}
+
+impl HolderRole {
+    /// The role's name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Coordinator => "coordinator",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+/// The rights that a key shall have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Name of the holder.
+    pub name: HolderName,
+    /// What the key is for.
+    pub role: HolderRole,
+    /// The models: exactly one for a coordinator or worker; none means all for a client.
+    pub models: Vec<ModelName>,
+}
+
+/// A key that the broker lets in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Holder {
+    /// Name of the holder.
+    pub name: HolderName,
+    /// What the key is for.
+    pub role: HolderRole,
+    /// The models, as in [`Grant::models`].
+    pub models: Vec<ModelName>,
+    /// The public half of the nkey, which starts with `U`.
+    pub public_key: ClientName,
+}
+
+impl Holder {
+    /// Checks rights and public key.
+    ///
+    /// # Errors
+    /// [`KeyError::Models`], [`KeyError::PublicKey`].
+    pub(crate) fn new(grant: Grant, public_key: &str) -> Result<Self, KeyError> {
+        let Grant { name, role, models } = grant;
+        if role != HolderRole::Client && models.len() != 1 {
+            return Err(KeyError::Models { role: role.as_str(), found: models.len() });
+        }
+        let wrong = || KeyError::PublicKey { found: public_key.to_owned() };
+        let is_user =
+            public_key.starts_with('U') && nkeys::KeyPair::from_public_key(public_key).is_ok();
+        if !is_user {
+            return Err(wrong());
+        }
+        let public_key = ClientName::new(public_key).map_err(|_no_token| wrong())?;
+        Ok(Self { name, role, models, public_key })
+    }
+
+    /// The subjects that the holder may use.
+    ///
+    /// # Errors
+    /// [`KeyError::Models`], for a list that was written by hand.
+    pub(crate) fn permissions(&self) -> Result<Permissions, KeyError> {
+        match (self.role, self.models.as_slice()) {
+            (HolderRole::Client, models) => Ok(Permissions::client(&self.public_key, models)),
+            (HolderRole::Coordinator, [model]) => Ok(Permissions::coordinator(model)),
+            (HolderRole::Worker, [model]) => Ok(Permissions::worker(model)),
+            (role, models) => Err(KeyError::Models { role: role.as_str(), found: models.len() }),
+        }
+    }
+}
