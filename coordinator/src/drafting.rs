@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::time::{Duration, Instant};
 
 use stagebus_draft::drafter::{DraftRequest, Drafter, HybridDrafter, ModelDrafter, NgramDrafter};
 use stagebus_draft::sampling::SamplingParams;
@@ -60,8 +59,6 @@ pub(crate) struct Drafted {
     pub(crate) ticket: u64,
     /// What was drafted; `None` if the drafter failed.
     pub(crate) tokens: Option<Vec<u32>>,
-    /// Time that drafting took, waiting not included.
-    pub(crate) took: Duration,
 }
 
 /// Whoever drafts.
@@ -218,7 +215,7 @@ impl DraftThread {
 fn failed(command: DraftCommand) -> Option<Drafted> {
     match command {
         DraftCommand::Draft(DraftOrder { session, ticket, .. }) => {
-            Some(Drafted { session, ticket, tokens: None, took: Duration::ZERO })
+            Some(Drafted { session, ticket, tokens: None })
         }
         DraftCommand::Open(..) | DraftCommand::Close(_) => None,
     }
@@ -282,7 +279,6 @@ fn draft(drafter: &mut dyn Drafter, orders: &[DraftOrder]) -> Vec<Drafted> {
     if orders.is_empty() {
         return Vec::new();
     }
-    let started = Instant::now();
     let requests: Vec<DraftRequest<'_>> = orders
         .iter()
         .map(|order| DraftRequest {
@@ -292,7 +288,6 @@ fn draft(drafter: &mut dyn Drafter, orders: &[DraftOrder]) -> Vec<Drafted> {
         })
         .collect();
     let drafted = drafter.draft(&requests);
-    let took = started.elapsed();
     let mut tokens = match drafted {
         Ok(tokens) => tokens.into_iter(),
         Err(error) => {
@@ -304,7 +299,6 @@ fn draft(drafter: &mut dyn Drafter, orders: &[DraftOrder]) -> Vec<Drafted> {
         session: order.session,
         ticket: order.ticket,
         tokens: tokens.next(),
-        took,
     };
     orders.iter().map(answer).collect()
 }

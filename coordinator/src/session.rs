@@ -4,7 +4,7 @@ mod running;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
@@ -293,12 +293,17 @@ impl Session {
         (self.max_tokens as usize).saturating_sub(self.output.len() + 1)
     }
 
-    /// Orders a draft of `n` tokens and waits for it until `deadline`.
-    pub(crate) fn order_draft(&mut self, n: usize, deadline: Instant) -> Option<Effect> {
+    /// Orders a draft of `n` tokens and waits for it, at most for `patience`.
+    pub(crate) fn order_draft(
+        &mut self,
+        n: usize,
+        now: Instant,
+        patience: Duration,
+    ) -> Option<Effect> {
         let SessionState::Running(running) = &mut self.state else { return None };
         let view = self.drafter.as_mut()?;
         view.n_orders += 1;
-        running.wait_for_draft(view.n_orders, deadline);
+        running.wait_for_draft(view.n_orders, now, now + patience);
         let accepted = self.output.get(view.n_output..).unwrap_or_default().to_vec();
         view.n_output = self.output.len();
         Some(Effect::Draft(DraftCommand::Draft(DraftOrder {

@@ -2,7 +2,7 @@
 //!
 //! A step with K drafted tokens yields [`expected_tokens`] tokens and takes
 //! `round_trip + K * (row + draft)`. K is the maximum of the quotient, 0 if nothing beats a plain
-//! step. While K is 0 nothing would be learnt, so a short probe runs now and then; its spacing
+//! step by the margin that the costs ask for. While K is 0 nothing would be learnt, so a short probe runs now and then; its spacing
 //! grows while probes keep failing, which bounds what they cost.
 
 use std::time::Duration;
@@ -34,8 +34,10 @@ pub struct StepCosts {
     pub round_trip: Duration,
     /// Each further row of a step, over all stages.
     pub row: Duration,
-    /// Drafting one token.
+    /// Drafting one token, from the wish to the draft.
     pub draft: Duration,
+    /// Part by which a draft has to beat a plain step: what it costs others is not in the times.
+    pub margin: f64,
 }
 
 /// Chooses K for one session.
@@ -112,7 +114,8 @@ impl DraftLength {
 
     fn best(&self, costs: &StepCosts) -> usize {
         let rate = |k: &usize| self.rate(*k, costs);
-        (0..=self.max).max_by(|a, b| rate(a).total_cmp(&rate(b)).then(b.cmp(a))).unwrap_or(0)
+        let best = (1..=self.max).max_by(|a, b| rate(a).total_cmp(&rate(b)).then(b.cmp(a)));
+        best.filter(|best| rate(best) > rate(&0) * (1.0 + costs.margin)).unwrap_or(0)
     }
 
     /// Tokens per second with `k` drafted tokens.
@@ -132,6 +135,7 @@ mod tests {
             round_trip: Duration::from_micros(round_trip_us),
             row: Duration::from_micros(row_us),
             draft: Duration::from_micros(draft_us),
+            margin: 0.0,
         }
     }
 
@@ -177,6 +181,17 @@ mod tests {
         run(&mut control, &costs(12_000, 600, 500), 0, 300);
         let ks = run(&mut control, &costs(12_000, 600, 500), 95, 2_000);
         assert!(ks[1_900..].iter().all(|k| *k > 2), "{:?}", &ks[1_900..]);
+    }
+
+    #[test]
+    fn a_gain_below_the_margin_is_left() {
+        let run_with = |margin| {
+            let mut control = DraftLength::new(4, 0.6);
+            run(&mut control, &StepCosts { margin, ..costs(20_000, 4_000, 2_000) }, 60, 200)
+        };
+        assert!(run_with(0.0)[100..].iter().all(|k| *k > 0));
+        let drafted = run_with(0.5)[100..].iter().filter(|k| **k > 0).count();
+        assert!(drafted <= 3, "{drafted} drafts, probes apart");
     }
 
     #[test]

@@ -20,6 +20,13 @@ const PRIOR_ROW_SHARE: f64 = 0.1;
 /// Least spread of the rows, in squared rows, that shows a slope.
 const MIN_VARIANCE: f64 = 0.05;
 
+/// Margin of a draft where every stage always has a session's rows to work on. Rows that a draft
+/// adds then delay everybody, and so does the processor time of a drafter on the same machine.
+const MARGIN_SHARED: f64 = 0.2;
+
+/// Margin of a draft elsewhere.
+const MARGIN: f64 = 0.03;
+
 /// A least-squares line through decayed points.
 #[derive(Debug, Clone, Copy, Default)]
 struct Line {
@@ -90,7 +97,7 @@ impl StepCostModel {
         smooth(&mut self.overhead, overhead.as_secs_f64());
     }
 
-    /// Learns how long drafting took per token.
+    /// Learns how long a session waited for its draft, per token.
     pub fn draft(&mut self, per_token: Duration) {
         smooth(&mut self.draft, per_token.as_secs_f64());
     }
@@ -107,6 +114,7 @@ impl StepCostModel {
             round_trip: Duration::from_secs_f64(base + self.overhead.unwrap_or(0.0)),
             row: Duration::from_secs_f64(row),
             draft: Duration::from_secs_f64(self.draft.unwrap_or(0.0)),
+            margin: if n_active > lines.len() { MARGIN_SHARED } else { MARGIN },
         })
     }
 }
@@ -145,6 +153,7 @@ mod tests {
         let costs = model.costs(8).unwrap();
         close(costs.round_trip, 5_000.0 + 2_000.0 + 6_000.0 + 2_800.0 + 300.0);
         close(costs.row, 4_800.0);
+        assert!(costs.margin > model.costs(2).unwrap().margin);
     }
 
     #[test]

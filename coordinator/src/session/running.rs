@@ -43,6 +43,7 @@ pub(crate) struct Chunk {
 #[derive(Debug, Clone, Copy)]
 struct DraftWait {
     ticket: u64,
+    since: Instant,
     deadline: Instant,
 }
 
@@ -132,9 +133,9 @@ impl Running {
         self.fill.is_empty() && self.in_flight.iter().all(|step| step.phase == Phase::Decode)
     }
 
-    /// Waits for a draft.
-    pub(crate) fn wait_for_draft(&mut self, ticket: u64, deadline: Instant) {
-        self.drafting = Some(DraftWait { ticket, deadline });
+    /// Waits for a draft from `since` until `deadline`.
+    pub(crate) fn wait_for_draft(&mut self, ticket: u64, since: Instant, deadline: Instant) {
+        self.drafting = Some(DraftWait { ticket, since, deadline });
     }
 
     /// When the draft that the session waits for comes too late.
@@ -142,10 +143,10 @@ impl Running {
         self.drafting.map(|wait| wait.deadline)
     }
 
-    /// Ends the wait for a draft, if it is this one or any; returns whether there was one.
-    pub(crate) fn end_draft_wait(&mut self, ticket: Option<u64>) -> bool {
+    /// Ends the wait for a draft, if it is this one or any; returns since when it lasted.
+    pub(crate) fn end_draft_wait(&mut self, ticket: Option<u64>) -> Option<Instant> {
         let ends = |wait: &DraftWait| ticket.is_none_or(|ticket| ticket == wait.ticket);
-        self.drafting.take_if(|wait| ends(wait)).is_some()
+        self.drafting.take_if(|wait| ends(wait)).map(|wait| wait.since)
     }
 
     /// Notes that answers may be lost: those that are not here by `deadline` are.

@@ -86,26 +86,24 @@ impl State {
         };
         let effect = match k {
             0 => session.send_decode(Vec::new(), now),
-            n => session.order_draft(n, now + DRAFT_PATIENCE),
+            n => session.order_draft(n, now, DRAFT_PATIENCE),
         };
         self.effects.extend(effect);
     }
 
     /// Takes drafts and sends the steps that waited for them.
     pub(super) fn on_drafted(&mut self, drafted: Vec<Drafted>, now: Instant) {
-        for Drafted { session: id, ticket, tokens, took } in drafted {
+        for Drafted { session: id, ticket, tokens } in drafted {
             let Some(session) = self.sessions.get_mut(&id) else { continue };
-            let waited =
-                session.running_mut().is_some_and(|running| running.end_draft_wait(Some(ticket)));
-            if !waited {
-                continue;
-            }
+            let wait = session.running_mut().and_then(|r| r.end_draft_wait(Some(ticket)));
+            let Some(since) = wait else { continue };
             let tokens = tokens.unwrap_or_else(|| {
                 session.speculation.switch_off();
                 Vec::new()
             });
-            if let Some(n) = u32::try_from(tokens.len()).ok().filter(|n| *n > 0) {
-                self.costs.draft(took / n);
+            // The first draft of a session may have waited for its prompt to be taken in.
+            if let Some(n) = u32::try_from(tokens.len()).ok().filter(|n| *n > 0 && ticket > 1) {
+                self.costs.draft(now.duration_since(since) / n);
             }
             self.effects.extend(session.send_decode(tokens, now));
         }
@@ -116,7 +114,8 @@ impl State {
         for session in self.sessions.values_mut() {
             let late = |deadline| deadline <= now;
             let Some(running) = session.running_mut() else { continue };
-            if running.draft_deadline().is_some_and(late) && running.end_draft_wait(None) {
+            if running.draft_deadline().is_some_and(late) && running.end_draft_wait(None).is_some()
+            {
                 warn!(session_id = %session.id, "no draft came, the session goes on without");
                 session.speculation.switch_off();
                 self.effects.extend(session.send_decode(Vec::new(), now));
