@@ -12,7 +12,7 @@ use crate::hugging_face::{self, HfError};
 use crate::ir::bin::BinWriter;
 use crate::llama::config::{ARCHITECTURE, LlamaConfig};
 use crate::llama::stage::{Model, build_stage};
-use crate::llama::tensors::LlamaTensors;
+use crate::llama::tensors::{LayerTensors, LlamaTensors, Projection};
 use crate::manifest::{
     self, FORMAT_VERSION, FileEntry, MANIFEST_FILE, Manifest, ManifestError, StageEntry, WeightMode,
 };
@@ -366,10 +366,16 @@ fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), ShardError> {
 }
 
 impl LlamaTensors<'_> {
-    /// What the layers and the head cost per token, for the split.
+    /// What the layers and the head cost, for the split.
     fn costs(&self) -> split::Costs {
-        let layers: Vec<u64> = self.layers.iter().map(|layer| layer.n_bytes()).collect();
-        split::Costs::new(&layers, self.head.n_bytes() as u64)
+        let layer = |layer: &LayerTensors<'_>| split::Part {
+            n_bytes: layer.n_bytes(),
+            n_weights: layer.matrices().iter().map(Projection::n_weights).sum(),
+        };
+        let layers: Vec<split::Part> = self.layers.iter().map(layer).collect();
+        let head =
+            split::Part { n_bytes: self.head.n_bytes() as u64, n_weights: self.head.n_weights() };
+        split::Costs::new(&layers, head)
     }
 
     /// Source bytes that all stages convert together.

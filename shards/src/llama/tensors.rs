@@ -27,6 +27,11 @@ impl<'a> Projection<'a> {
         let row_bytes = self.weight.encoding.row_bytes(self.weight.n_cols);
         self.n_rows * (row_bytes + self.weight.row_scale(0).len())
     }
+
+    /// Weights of the matrix.
+    pub(crate) fn n_weights(&self) -> u64 {
+        self.n_rows as u64 * self.weight.n_cols as u64
+    }
 }
 
 /// The tensors of one layer.
@@ -144,12 +149,16 @@ impl<'a> Finder<'a> {
     }
 }
 
-impl LayerTensors<'_> {
+impl<'a> LayerTensors<'a> {
+    /// The matrices.
+    pub(crate) fn matrices(&self) -> [Projection<'a>; 7] {
+        [self.q, self.k, self.v, self.output, self.gate, self.up, self.down]
+    }
+
     /// Source bytes of the norms and matrices.
     pub(crate) fn n_bytes(&self) -> u64 {
         let norms = [self.attention_norm, self.ffn_norm].map(|norm| norm.n_bytes());
-        let matrices = [self.q, self.k, self.v, self.output, self.gate, self.up, self.down]
-            .map(|p| p.n_bytes());
+        let matrices = self.matrices().map(|projection| projection.n_bytes());
         norms.iter().chain(&matrices).map(|bytes| *bytes as u64).sum()
     }
 }

@@ -4,6 +4,15 @@ use proptest::prelude::*;
 
 use super::*;
 
+fn part(n_bytes: u64) -> Part {
+    Part { n_bytes, n_weights: 2 * n_bytes }
+}
+
+fn costs_of(layers: &[u64], head: u64) -> Costs {
+    let layers: Vec<Part> = layers.iter().copied().map(part).collect();
+    Costs::new(&layers, part(head))
+}
+
 /// The smallest possible largest cost, by trying every cut.
 fn best_largest(costs: &Costs, start: usize, n_stages: usize) -> u64 {
     let n_layers = costs.layers.len();
@@ -23,7 +32,7 @@ proptest! {
         head in 0_u64..200_000_000,
         n_stages in 1_usize..9,
     ) {
-        let costs = Costs::new(&layers, head);
+        let costs = costs_of(&layers, head);
         let n_layers = layers.len();
         let split = by_cost(&costs, n_stages);
         if n_stages > n_layers {
@@ -48,7 +57,7 @@ proptest! {
 
 #[test]
 fn equal_layers_without_a_head_split_evenly() {
-    let costs = Costs::new(&[1_000_000; 12], 0);
+    let costs = costs_of(&[1_000_000; 12], 0);
     let lengths: Vec<_> = by_cost(&costs, 5).unwrap().iter().map(ExactSizeIterator::len).collect();
     assert_eq!(lengths.iter().max(), Some(&3));
     assert_eq!(lengths.iter().min(), Some(&2));
@@ -57,10 +66,21 @@ fn equal_layers_without_a_head_split_evenly() {
 #[test]
 fn the_head_makes_the_last_stage_short() {
     // Ten equal layers and a head as expensive as four: 14 parts, at most five to a stage.
-    let costs = Costs::new(&[1_000_000; 10], 4 * (1_000_000 + LAYER_OVERHEAD_BYTES));
+    let layer = Costs::new(&[part(1_000_000)], part(0)).layers[0];
+    let head = Part { n_bytes: 4 * layer, n_weights: 0 };
+    let costs = Costs::new(&[part(1_000_000); 10], head);
     let lengths: Vec<_> = by_cost(&costs, 3).unwrap().iter().map(ExactSizeIterator::len).collect();
     assert_eq!(lengths.iter().max(), Some(&5));
     assert_eq!(lengths.last(), Some(&1));
+}
+
+#[test]
+fn a_model_of_small_layers_is_balanced_for_many_sessions() {
+    // SmolLM2-135M with 4-bit layers and an 8-bit head.
+    let layer = Part { n_bytes: 2_200_000, n_weights: 3_540_000 };
+    let head = Part { n_bytes: 30_000_000, n_weights: 28_300_000 };
+    let split = by_cost(&Costs::new(&[layer; 30], head), 2).unwrap();
+    assert_eq!(split, [0..18, 18..30]);
 }
 
 #[test]
