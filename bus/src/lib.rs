@@ -12,13 +12,15 @@
 //! A connection runs two tasks, both made by the NATS client: one that owns the socket, one that
 //! delivers connection events to a callback of ours, which never blocks. Both end when the last
 //! [`Bus`], [`Subscription`] and [`EventStream`] of the connection is gone or [`Bus::drain`] was
-//! called; while the broker is away they go on trying until it is back or the runtime ends.
+//! called; while the broker is away they go on trying until it is back or the runtime ends. A
+//! [`JobStore`] and a [`Results`] have one more each, also made by the client, which ends with them.
 
 mod address;
 mod connection;
 mod credentials;
 mod error;
 mod events;
+mod jobs;
 mod options;
 mod publish;
 mod request;
@@ -34,6 +36,9 @@ pub use error::{
     is_access_refusal,
 };
 pub use events::{BusEvent, BusEvents};
+pub use jobs::{
+    JobDelivery, JobError, JobLimits, JobStore, JobTime, NewEvent, Results, StoredEvent, Submitted,
+};
 pub use options::BusOptions;
 pub use settings::SeedError;
 pub use stagebus_schemas::access::Role;

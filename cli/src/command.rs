@@ -9,6 +9,9 @@ use tokio_util::sync::CancellationToken;
 use crate::ask::{self, AskArgs};
 use crate::check::{self, CheckArgs};
 use crate::exit::Outcome;
+use crate::jobs::cancel::{self, CancelArgs};
+use crate::jobs::results::{self, ResultsArgs};
+use crate::jobs::submit::{self, SubmitArgs};
 use crate::keys::{self, KeysArgs};
 use crate::shard::{self, ShardArgs};
 use crate::status::{self, StatusArgs};
@@ -71,6 +74,12 @@ pub enum Command {
     Up(Box<UpArgs>),
     /// Ask a running fleet, or one started for the question
     Ask(Box<AskArgs>),
+    /// Put a prompt into the durable queue of a fleet
+    Submit(Box<SubmitArgs>),
+    /// Read the answer of a job
+    Results(ResultsArgs),
+    /// End a job or a request
+    Cancel(CancelArgs),
     /// Make keys, certificates and the broker's permissions for a fleet
     Keys(KeysArgs),
     /// Show who is there, with what load, and whether requests can be served
@@ -98,6 +107,9 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
         }
         Command::Up(args) => up::run(*args, cli.quiet, stop).await,
         Command::Ask(args) => ask::run(*args, cli.quiet, stop).await,
+        Command::Submit(args) => submit::run(*args, cli.quiet, stop).await,
+        Command::Results(args) => results::run(args, cli.quiet, stop).await,
+        Command::Cancel(args) => cancel::run(args).await,
         Command::Keys(args) => keys::run(args, cli.quiet),
         Command::Status(args) => status::run(args, stop).await,
         Command::Check(args) => check::run(*args, cli.quiet, stop).await,

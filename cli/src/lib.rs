@@ -8,6 +8,7 @@ pub mod console;
 pub mod discover;
 pub mod draft;
 pub mod exit;
+pub mod jobs;
 pub mod keys;
 pub mod local;
 pub mod progress;

@@ -28,11 +28,12 @@ const CLIENT_CONFIG: &str = "stagebus.toml";
 #[command(after_help = "Examples:
   stagebus up --shards shards/smollm2
   stagebus up --model model.gguf --stages 3 --workers-per-stage 2
+  stagebus up --shards shards/smollm2 --keep-jobs jobs
   stagebus up --shards shards/smollm2 --broker-port 0 --json --set coordinator.max_sessions=8
   stagebus up --shards shards/smollm2 --keys keys --listen 0.0.0.0
 
-Starts a broker on the loopback interface (elsewhere with keys only), one or more workers per stage and a coordinator, and
-shows their log. Ctrl-C ends them in order: coordinator, workers, broker.")]
+Starts a broker on the loopback interface (elsewhere with keys only), one or more workers per stage
+and a coordinator, and shows their log. Ctrl-C ends them in order: coordinator, workers, broker.")]
 pub struct UpArgs {
     /// The model: a GGUF file, sharded into a cache folder unless it is there already
     #[arg(long, value_name = "GGUF", conflicts_with = "shards")]
@@ -65,6 +66,11 @@ pub struct UpArgs {
     #[arg(long, value_name = "DIR")]
     keys: Option<PathBuf>,
 
+    /// Folder for durable jobs and their results; without it they end with the fleet, or stay in
+    /// the folder of keys
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["broker", "keys"])]
+    keep_jobs: Option<PathBuf>,
+
     /// Use the broker at this address instead of starting one
     #[arg(long, value_name = "URL", conflicts_with_all = ["broker_port", "listen"])]
     broker: Option<String>,
@@ -95,6 +101,7 @@ struct Ready {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct ReadySubjects {
     prompt: String,
+    job: String,
     cancel: String,
     fleet: String,
 }
@@ -129,6 +136,7 @@ pub async fn run(args: UpArgs, quiet: bool, stop: CancellationToken) -> anyhow::
         options.listen = args.listen;
         options.port = (args.broker_port != 0).then_some(args.broker_port);
         options.log = log;
+        options.store_dir = args.keep_jobs;
     }
     let mut fleet = local::start(spec, &stop).await?;
     let mut ready = Ready::of(&fleet, set.manifest.model.parse()?, started);
@@ -185,6 +193,7 @@ impl Ready {
             client_config: None,
             subjects: ReadySubjects {
                 prompt: subjects.prompt(),
+                job: subjects.job(),
                 cancel: subjects.cancel_all(),
                 fleet: subjects.fleet_all(),
             },
@@ -222,11 +231,14 @@ fn describe(ready: &Ready) -> String {
   parts    {}
   broker   {broker}
   prompt   {}
+  job      {}
   cancel   {}
   fleet    {}
 
 ask it:
   stagebus ask {option}\"What is the capital of Japan?\"
+let it work, and come back for the answer:
+  stagebus submit {option}\"Write a story about a lighthouse.\"
 with any NATS client:
   nats -s {broker} req {} '{{\"prompt\":\"The capital of Japan is\",\"max_tokens\":8}}' --replies=0 --timeout=5s --raw
 see who is there:
@@ -237,6 +249,7 @@ Ctrl-C ends it.
         startup_ms / 1e3,
         names.join(" "),
         subjects.prompt,
+        subjects.job,
         subjects.cancel,
         subjects.fleet,
         subjects.prompt,
@@ -256,6 +269,7 @@ mod tests {
             broker: "nats://127.0.0.1:5000".to_owned(),
             subjects: ReadySubjects {
                 prompt: subjects.prompt(),
+                job: subjects.job(),
                 cancel: subjects.cancel_all(),
                 fleet: subjects.fleet_all(),
             },

@@ -12,12 +12,17 @@ use stagebus_schemas::subjects::LostStep;
 
 use crate::client::Client;
 use crate::drafting::{DraftCommand, Drafted};
+use crate::jobs::{JobKey, JobStart};
 
 /// One thing that happened. [`crate::state::State::apply`] handles each without waiting.
 #[derive(Debug)]
 pub(crate) enum Action {
     /// A request on the prompt subject.
     Request(Incoming),
+    /// A job from the queue.
+    Job(Box<JobStart>),
+    /// A job is out of our hands: what still runs of it is for nobody.
+    JobLost(JobKey),
     /// The token ids of a request's text are there.
     Encoded { session: SessionId, tokens: Result<Vec<u32>, ErrorReply> },
     /// A client wants the end of its request.
@@ -104,6 +109,8 @@ pub(crate) enum Effect {
     Event { session: Option<SessionId>, client: Client, event: Event },
     /// End a client's event stream.
     EndOfEvents { client: Client },
+    /// Give a job back to the queue.
+    GiveBack(JobKey),
     /// Announce this coordinator.
     Announce(CoordinatorAnnouncement),
 }

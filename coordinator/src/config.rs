@@ -1,5 +1,7 @@
 //! The table `[coordinator]`, and everything that a coordinator needs to run.
 
+mod jobs;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,6 +11,8 @@ use stagebus_draft::control::MAX_DRAFT_TOKENS;
 use stagebus_schemas::messages::control::HeadMode;
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_settings::BrokerSettings;
+
+pub use jobs::{JobSettings, JobsMode};
 
 use crate::prefill::MIN_CHUNK_ROWS;
 
@@ -167,6 +171,8 @@ pub struct CoordinatorSettings {
     pub max_draft_tokens: u32,
     /// Inference threads of the draft model; 0 leaves the choice to the device.
     pub draft_threads: u16,
+    /// Durable requests.
+    pub jobs: JobSettings,
 }
 
 impl Default for CoordinatorSettings {
@@ -190,6 +196,7 @@ impl Default for CoordinatorSettings {
             draft_tokens: DraftTokens::Auto,
             max_draft_tokens: 10,
             draft_threads: 1,
+            jobs: JobSettings::default(),
         }
     }
 }
@@ -235,7 +242,7 @@ impl CoordinatorSettings {
             ("max_draft_tokens", u64::from(self.max_draft_tokens), 0, MAX_DRAFT_TOKENS),
             ("draft_tokens", u64::from(fixed), 0, u64::from(self.max_draft_tokens)),
         ];
-        for (key, found, least, most) in checks {
+        for (key, found, least, most) in checks.into_iter().chain(self.jobs.ranges()) {
             if !(least..=most).contains(&found) {
                 return Err(SettingError { key, found, least, most });
             }

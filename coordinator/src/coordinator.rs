@@ -3,7 +3,7 @@
 //! ```text
 //! prompt cancel head lost fleet probe ─┐
 //! connection events, timer, shutdown ──┼─► select ─► State::apply ─► perform ─► broker
-//! tasks: encode, open, check ──────────┘             State::settle ─► perform ─► broker
+//! tasks: encode, open, check, jobs ────┘             State::settle ─► perform ─► broker
 //!            ▲                                                           │
 //!            └───────────────────────────────────────────────────────────┘
 //! ```
@@ -42,6 +42,7 @@ use crate::drafting::{self, DraftCommand, DraftHost};
 use crate::error::CoordinatorError;
 use crate::fleet_view::ShardSetIdentity;
 use crate::inputs::{Inputs, Wake};
+use crate::jobs::Jobs;
 use crate::prefill::{MIN_CHUNK_ROWS, logits_rows_per_message, rows_per_message};
 use crate::state::{Model, Name, State, StepLimits};
 
@@ -71,6 +72,8 @@ pub struct Ready {
     pub model: ModelName,
     /// Number of stages.
     pub stages: u16,
+    /// Whether durable jobs are taken.
+    pub jobs: bool,
 }
 
 /// Runs a coordinator until `shutdown` is cancelled, then lets the requests under way finish.
@@ -107,7 +110,9 @@ pub async fn run(
         wanted_rows: max_wanted_rows(&config, &model, bus.max_payload())?,
     };
     let subjects = Subjects::new(&model.identity.model);
+    let jobs = Jobs::open(&bus, &subjects, &id, &settings).await?;
     let ready = Ready {
+        jobs: jobs.are_on(),
         ready: true,
         role: "coordinator",
         id: id.clone(),
@@ -129,6 +134,7 @@ pub async fn run(
         subjects,
         text,
         inputs,
+        jobs,
         tasks: JoinSet::new(),
         shutdown,
     };
@@ -230,6 +236,7 @@ struct Coordinator {
     subjects: Subjects,
     text: Arc<TextModel>,
     inputs: Inputs,
+    jobs: Jobs,
     tasks: JoinSet<Action>,
     draft: DraftHost,
     /// Steps that leave when the effects at hand are done.
@@ -265,6 +272,7 @@ impl Coordinator {
                 }
                 Wake::Shutdown => {
                     drain_deadline = Some(Instant::now() + self.drain);
+                    self.jobs.stop();
                     self.leave_queue_group().await;
                     self.handle(Action::Drain).await;
                 }
@@ -281,9 +289,13 @@ impl Coordinator {
             {
                 on_ready();
             }
+            if self.jobs.may_pull() && self.state.has_job_room(Instant::now()) {
+                self.jobs.pull();
+            }
             if drain_deadline.is_some()
                 && self.inputs.has_left_queue_group()
                 && self.state.is_idle()
+                && self.jobs.is_idle()
             {
                 self.log_end();
                 return Ok(());
@@ -299,6 +311,7 @@ impl Coordinator {
         let next_deadline = self.state.next_deadline();
         let wake = tokio::select! {
             wake = self.inputs.next() => wake?,
+            action = self.jobs.next() => action.map_or(Wake::Nothing, Wake::Act),
             drafted = self.draft.answers() => Wake::Act(Action::Drafted(drafted)),
             Some(done) = self.tasks.join_next() => match done {
                 Ok(action) => Wake::Act(action),
@@ -385,6 +398,14 @@ impl Coordinator {
         match effect {
             Effect::Step { worker, step } => self.steps.add(worker, step),
             Effect::Draft(command) => self.draft(command),
+            Effect::Event { session, client: Client { job: Some(job), .. }, event } => {
+                if !self.jobs.store(job, event) {
+                    session.map_or(Ok(()), Err)?;
+                }
+            }
+            // The last event of a job says that it is the last.
+            Effect::EndOfEvents { client: Client { job: Some(_), .. } } => {}
+            Effect::GiveBack(job) => self.jobs.give_back(job),
             Effect::Event { session, client, event } => {
                 if let Err(error) = self.send_event(&client, &event).await {
                     warn!(subject = %client.reply, %error, "event was not sent");

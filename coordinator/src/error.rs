@@ -1,6 +1,6 @@
 //! Why a coordinator does not start, or ends.
 
-use stagebus_bus::{BusError, PublishError, SeedError, SubscribeError, Violation};
+use stagebus_bus::{BusError, JobError, PublishError, SeedError, SubscribeError, Violation};
 use stagebus_draft::drafter::DraftLoadError;
 use stagebus_schemas::ids::IdError;
 use stagebus_settings::logging::LogError;
@@ -61,6 +61,9 @@ pub enum CoordinatorError {
     /// The first message cannot be sent.
     #[error("cannot publish")]
     Publish(#[from] PublishError),
+    /// Durable jobs must be on and cannot.
+    #[error("durable jobs cannot be taken (coordinator.jobs.mode is on)")]
+    Jobs(#[from] JobError),
     /// Messages between stages do not fit the broker's limit.
     #[error(
         "the broker passes messages of {max_payload} bytes, room for {rows} rows of {hidden_dim} \

@@ -183,7 +183,7 @@ fn read_head(delivery: &Delivery) -> Wake {
 fn read_request(delivery: Delivery) -> Action {
     let content = delivery.content();
     let reply = delivery.reply().filter(|reply| access::is_answerable(reply));
-    let client = reply.map(|reply| Client { reply: reply.into(), content });
+    let client = reply.map(|reply| Client { reply: reply.into(), content, job: None });
     Action::Request(Incoming { payload: delivery.payload, client })
 }
 

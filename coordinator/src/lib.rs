@@ -13,6 +13,7 @@ mod fault;
 mod fleet_view;
 mod full_head;
 mod inputs;
+mod jobs;
 mod logprobs;
 mod prefill;
 mod prefixes;
@@ -27,7 +28,10 @@ mod stop;
 mod timings;
 mod transcript;
 
-pub use config::{CoordinatorConfig, CoordinatorSettings, DraftChoice, DraftTokens, SettingError};
+pub use config::{
+    CoordinatorConfig, CoordinatorSettings, DraftChoice, DraftTokens, JobSettings, JobsMode,
+    SettingError,
+};
 pub use coordinator::{Ready, run};
 pub use error::CoordinatorError;
 pub use process::{CoordinatorArgs, serve, serve_until_signalled};

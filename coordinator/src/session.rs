@@ -11,6 +11,7 @@ use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::forward::{Phase, StageTime};
 use stagebus_schemas::messages::head::HeadStep;
+use stagebus_schemas::messages::public::FinishReason;
 use stagebus_schemas::messages::sampling::Sampling;
 
 pub(crate) use running::{Answer, Chunk, Running};
@@ -56,6 +57,10 @@ pub(crate) struct Session {
     pub(crate) recoveries: u32,
     /// What the drafter knows of the session; nothing if it does not have it.
     pub(crate) drafter: Option<DrafterView>,
+    /// Tokens of the output that another delivery of the job has generated.
+    pub(crate) n_resumed: usize,
+    /// The end that is known before the session runs, of a job.
+    pub(crate) known_end: Option<FinishReason>,
     state: SessionState,
 }
 
@@ -176,6 +181,8 @@ impl Session {
             accepted: false,
             recoveries: 0,
             drafter: None,
+            n_resumed: 0,
+            known_end: None,
             state: SessionState::Encoding,
         }
     }

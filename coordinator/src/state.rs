@@ -12,6 +12,7 @@
 
 mod ending;
 mod intake;
+mod jobs;
 mod placing;
 mod stepping;
 #[cfg(test)]
@@ -180,6 +181,8 @@ impl State {
     pub(crate) fn apply(&mut self, action: Action, now: Instant) {
         match action {
             Action::Request(incoming) => self.on_request(incoming, now),
+            Action::Job(job) => self.on_job(*job, now),
+            Action::JobLost(job) => self.on_job_lost(job, now),
             Action::Encoded { session, tokens } => self.on_encoded(session, tokens, now),
             Action::Cancel(request) => self.on_cancel(&request, now),
             Action::Opened(answer) => self.on_open_answer(answer, now),
@@ -195,6 +198,7 @@ impl State {
             Action::Tick => self.on_tick(now),
             Action::Drain => {
                 self.draining = true;
+                self.give_jobs_back(now);
                 self.announce();
             }
             Action::Stop => self.on_stop(now),

@@ -15,6 +15,8 @@ pub(crate) struct Transcript {
     /// What came since the last token event.
     fresh: Output,
     next_event: u64,
+    /// Bytes of text that an earlier delivery of the job has sent.
+    n_sent: usize,
 }
 
 /// A part of a session's output.
@@ -34,7 +36,31 @@ impl Transcript {
             stop: StopMatcher::new(stop),
             fresh: Output::default(),
             next_event: 0,
+            n_sent: 0,
         }
+    }
+
+    /// Takes in the tokens that earlier events carry, with `text_len` bytes of text in `n_events`
+    /// events: neither is sent again. Returns true if the tokens complete a stop string or end the
+    /// text.
+    pub(crate) fn resume(
+        &mut self,
+        tokens: &[u32],
+        is_end: impl Fn(u32) -> bool,
+        text_len: usize,
+        n_events: u64,
+    ) -> bool {
+        self.n_sent = text_len;
+        self.next_event = n_events;
+        let stopped = tokens.iter().any(|&token| {
+            if is_end(token) {
+                self.push_end(token, None);
+                return true;
+            }
+            self.push(token, None)
+        });
+        self.fresh.tokens.clear();
+        stopped
     }
 
     /// Takes a token. Returns true if its text completes a stop string; the text ends before it.
@@ -56,7 +82,8 @@ impl Transcript {
         let rest = self.detokenizer.take().and_then(Detokenizer::finish).unwrap_or_default();
         let stopped = self.match_stop(&rest);
         if !stopped {
-            self.fresh.text.push_str(&self.stop.finish());
+            let held = self.stop.finish();
+            self.add_text(&held);
         }
         stopped
     }
@@ -84,10 +111,17 @@ impl Transcript {
 
     fn match_stop(&mut self, piece: &str) -> bool {
         let Matched { text, stopped } = self.stop.push(piece);
-        self.fresh.text.push_str(&text);
+        self.add_text(&text);
         if stopped {
             self.detokenizer = None;
         }
         stopped
+    }
+
+    /// Adds text that was not sent.
+    fn add_text(&mut self, text: &str) {
+        let n_known = self.n_sent.min(text.len());
+        self.n_sent -= n_known;
+        self.fresh.text.push_str(text.get(n_known..).unwrap_or_default());
     }
 }

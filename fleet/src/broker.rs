@@ -18,6 +18,9 @@ use crate::process::{Launch, Process, Stopped};
 /// The development configuration, so that private brokers have the documented limits.
 const CONFIGURATION: &str = include_str!("../../nats.conf");
 
+/// The line of the configuration that says where jobs are kept; a private broker has its own place.
+const STORE_DIR: &str = "store_dir: \"jetstream\"";
+
 /// How often to look for the file with the ports. The server writes it once, within some 20 ms.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -37,6 +40,9 @@ pub struct BrokerOptions {
     pub cpus: Option<String>,
     /// Where its log goes.
     pub log: LogSink,
+    /// Folder for durable jobs and their results; one that ends with the broker when absent. With
+    /// keys they are kept beside the broker's own.
+    pub store_dir: Option<PathBuf>,
     /// How long it may take to start, and to leave.
     pub patience: Duration,
 }
@@ -50,6 +56,7 @@ impl Default for BrokerOptions {
             keys: None,
             cpus: None,
             log: LogSink::default(),
+            store_dir: None,
             patience: Duration::from_secs(10),
         }
     }
@@ -92,8 +99,9 @@ impl LocalBroker {
         };
         let folder = TempDir::with_prefix("stagebus-broker-")
             .map_err(|source| FleetError::File { path: std::env::temp_dir(), source })?;
+        let store = options.store_dir.clone().unwrap_or_else(|| folder.path().join("jetstream"));
         let configuration = folder.path().join("nats.conf");
-        fs::write(&configuration, CONFIGURATION)
+        fs::write(&configuration, configured(&store)?)
             .map_err(|source| FleetError::File { path: configuration, source })?;
         let secured = match &options.keys {
             None => None,
@@ -226,6 +234,15 @@ fn absolute(path: &Path) -> Result<PathBuf, FleetError> {
     std::path::absolute(path).map_err(|source| FleetError::File { path: path.to_owned(), source })
 }
 
+/// The development configuration with another folder for jobs.
+fn configured(store: &Path) -> Result<String, FleetError> {
+    let absolute = std::path::absolute(store)
+        .map_err(|source| FleetError::File { path: store.to_owned(), source })?;
+    // The server takes slashes on every system, and a backslash would be an escape.
+    let place = absolute.display().to_string().replace('\\', "/").replace('"', "\\\"");
+    Ok(CONFIGURATION.replace(STORE_DIR, &format!("store_dir: \"{place}\"")))
+}
+
 /// Waits for the file that the server writes when it listens, and reads the port from it.
 async fn wait_for_port(
     server: &mut Process,
@@ -311,6 +328,8 @@ mod tests {
         let info = greeting(broker.port()).await.expect("greets");
         assert_eq!(info["max_payload"], 8 * 1024 * 1024);
         assert_eq!(info["host"], "127.0.0.1");
+        assert_eq!(info["jetstream"], true);
+        assert!(broker.folder.path().join("jetstream").is_dir(), "its jobs are elsewhere");
         assert!(broker.stop().await.expect("stops"), "it had to be killed");
         assert!(greeting(broker.port()).await.is_none());
         assert_eq!(broker.pid(), None);

@@ -2,8 +2,8 @@
 //!
 //! | role | publishes | hears |
 //! |---|---|---|
-//! | client | `prompt`, `cancel`, `probe` | announcements, its own inbox |
-//! | coordinator | steps, control, announcements of coordinators, answers to clients | `prompt`, `cancel`, `head`, `lost`, `probe`, announcements, the inbox of its model's coordinators |
+//! | client | `prompt`, `job`, `cancel`, `probe` | announcements, its own inbox |
+//! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams | `prompt`, `cancel`, `head`, `lost`, `probe`, announcements, the inbox of its model's coordinators |
 //! | worker | steps, `head`, `lost`, announcements of workers, answers to coordinators | steps, control, `lost`, `probe`, the inbox of its model's workers |
 //!
 //! Coordinators and workers act for one model. Answers to a client go to an inbox that carries the
@@ -64,6 +64,7 @@ impl Permissions {
         for subjects in scopes {
             permissions.publish.extend([
                 subjects.prompt(),
+                subjects.job(),
                 subjects.cancel_all(),
                 subjects.probe(),
             ]);
@@ -78,15 +79,17 @@ impl Permissions {
     pub fn coordinator(model: &ModelName) -> Self {
         let subjects = Subjects::new(model);
         let inbox = below(&Role::Coordinator(model).inbox_prefix(None));
+        let own = [
+            subjects.step_all(),
+            subjects.control_all(),
+            subjects.coordinator_all(),
+            subjects.probe(),
+            subjects.result_all(),
+            below(&Role::Client.inbox_prefix(None)),
+            inbox.clone(),
+        ];
         Self {
-            publish: vec![
-                subjects.step_all(),
-                subjects.control_all(),
-                subjects.coordinator_all(),
-                subjects.probe(),
-                below(&Role::Client.inbox_prefix(None)),
-                inbox.clone(),
-            ],
+            publish: own.into_iter().chain(stream_requests(&subjects)).collect(),
             publish_denied: Vec::new(),
             subscribe: vec![
                 subjects.prompt(),
@@ -136,6 +139,24 @@ pub fn is_answerable(reply: &str) -> bool {
     Subjects::of(reply).is_err() && !internal.iter().any(|prefix| reply.starts_with(prefix))
 }
 
+/// JetStream's requests that keep a model's durable jobs: its two streams, the consumer of the
+/// queue, and readers of results.
+fn stream_requests(subjects: &Subjects) -> Vec<String> {
+    let (jobs, results) = (subjects.jobs_stream(), subjects.results_stream());
+    let mut requests = vec![
+        format!("$JS.ACK.{jobs}.>"),
+        format!("$JS.API.STREAM.MSG.GET.{results}"),
+        format!("$JS.API.CONSUMER.DELETE.{results}.*"),
+    ];
+    for stream in [&jobs, &results] {
+        let verbs = ["INFO", "CREATE", "UPDATE"];
+        requests.extend(verbs.map(|verb| format!("$JS.API.STREAM.{verb}.{stream}")));
+        let verbs = ["CREATE", "MSG.NEXT"];
+        requests.extend(verbs.map(|verb| format!("$JS.API.CONSUMER.{verb}.{stream}.>")));
+    }
+    requests
+}
+
 fn below(prefix: &str) -> String {
     format!("{prefix}.>")
 }
@@ -170,9 +191,14 @@ mod tests {
         let (worker, coordinator) = (WorkerId::random(stage), CoordinatorId::random());
         let subjects_of = |model| {
             let subjects = Subjects::new(model);
-            [
+            vec![
                 ("prompt", subjects.prompt()),
                 ("cancel", subjects.cancel(&RequestId::random())),
+                ("job", subjects.job()),
+                ("result", subjects.result(&RequestId::random())),
+                ("acknowledge", format!("$JS.ACK.{}.x.1", subjects.jobs_stream())),
+                ("read", format!("$JS.API.CONSUMER.CREATE.{}.x", subjects.results_stream())),
+                ("purge", format!("$JS.API.STREAM.PURGE.{}", subjects.jobs_stream())),
                 ("probe", subjects.probe()),
                 ("step", subjects.step(stage, &worker)),
                 ("control", subjects.control(stage, &worker)),
@@ -184,12 +210,20 @@ mod tests {
         let roles = [
             (
                 Permissions::client(&ann, std::slice::from_ref(&mine)),
-                vec!["prompt", "cancel", "probe"],
+                vec!["prompt", "job", "cancel", "probe"],
                 vec!["fleet worker", "fleet coordinator"],
             ),
             (
                 Permissions::coordinator(&mine),
-                vec!["step", "control", "probe", "fleet coordinator"],
+                vec![
+                    "step",
+                    "control",
+                    "probe",
+                    "fleet coordinator",
+                    "result",
+                    "acknowledge",
+                    "read",
+                ],
                 vec!["prompt", "cancel", "probe", "head", "fleet worker", "fleet coordinator"],
             ),
             (

@@ -151,6 +151,13 @@ impl RequestId {
     pub fn random() -> Self {
         Self(format!("r-{}", uuid::Uuid::new_v4().simple()))
     }
+
+    /// Makes the id of a job that came without one: who submitted it knows its number in the
+    /// queue, and every coordinator that gets it finds the same name.
+    #[must_use]
+    pub fn of_job(sequence: u64) -> Self {
+        Self(format!("job-{sequence}"))
+    }
 }
 
 /// Position of a stage in the pipeline, from 0.

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! stagebus.v1.<model>.prompt                                public: requests
+//! stagebus.v1.<model>.job                                   public: durable requests (JetStream)
+//! stagebus.v1.<model>.result.<request>                      public: their events (JetStream)
 //! stagebus.v1.<model>.cancel.<request>                      public: end a request
 //! stagebus.v1.<model>.stage.<k>.<worker>.step               forward messages for a worker
 //! stagebus.v1.<model>.stage.<k>.<worker>.ctl                control requests for a worker
@@ -61,10 +63,45 @@ impl Subjects {
         Ok(Self::new(&ModelName::new(model)?))
     }
 
+    /// The model's token of the subjects.
+    fn model(&self) -> &str {
+        self.prefix.rsplit('.').next().unwrap_or_default()
+    }
+
     /// Public requests.
     #[must_use]
     pub fn prompt(&self) -> String {
         format!("{}.prompt", self.prefix)
+    }
+
+    /// Public durable requests.
+    #[must_use]
+    pub fn job(&self) -> String {
+        format!("{}.job", self.prefix)
+    }
+
+    /// Events of a durable request.
+    #[must_use]
+    pub fn result(&self, request: &RequestId) -> String {
+        format!("{}.result.{request}", self.prefix)
+    }
+
+    /// Events of all durable requests.
+    #[must_use]
+    pub fn result_all(&self) -> String {
+        format!("{}.result.*", self.prefix)
+    }
+
+    /// Name of the JetStream stream that holds durable requests until they are done.
+    #[must_use]
+    pub fn jobs_stream(&self) -> String {
+        format!("STAGEBUS_JOBS_{}", self.model())
+    }
+
+    /// Name of the JetStream stream that holds the events of durable requests, and cancellations.
+    #[must_use]
+    pub fn results_stream(&self) -> String {
+        format!("STAGEBUS_RESULTS_{}", self.model())
     }
 
     /// Ends a request.
@@ -190,6 +227,8 @@ impl Subjects {
         let tokens: Vec<&str> = rest.split('.').collect();
         match tokens.as_slice() {
             ["prompt"] => Ok(Subject::Prompt),
+            ["job"] => Ok(Subject::Job),
+            ["result", request] => Ok(Subject::Result(RequestId::new(*request)?)),
             ["probe"] => Ok(Subject::Probe),
             ["cancel", request] => Ok(Subject::Cancel(RequestId::new(*request)?)),
             ["stage", stage, worker, "step"] => {
@@ -237,6 +276,10 @@ pub struct LostStep {
 pub enum Subject {
     /// Public requests.
     Prompt,
+    /// Public durable requests.
+    Job,
+    /// Events of a durable request.
+    Result(RequestId),
     /// Asks everybody to announce itself.
     Probe,
     /// Ends a request.

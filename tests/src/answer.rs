@@ -57,6 +57,15 @@ impl Answer {
             ensure!(self.end.is_some(), "the stream ended without a last event: {self:?}");
             return Ok(false);
         };
+        self.take(event)?;
+        Ok(true)
+    }
+
+    /// Takes an event.
+    ///
+    /// # Errors
+    /// It breaks the contract, as in [`Answer::next`].
+    pub fn take(&mut self, event: Event) -> Result<()> {
         ensure!(self.end.is_none(), "{event:?} came after the last event");
         match event {
             Event::Accepted { request_id, prompt_tokens, seed } => {
@@ -87,7 +96,7 @@ impl Answer {
                 self.end = Some(End::Done { reason: finish_reason, usage, timings });
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Log-probabilities come for every token or for none.

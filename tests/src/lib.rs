@@ -9,6 +9,7 @@
 //! beside another one its deadlines would lose their meaning.
 
 pub mod answer;
+pub mod broker;
 pub mod fleet;
 pub mod foreign;
 pub mod keys;

@@ -2,6 +2,7 @@
 
 mod broker;
 mod faults;
+mod jobs;
 mod messages;
 mod security;
 mod streams;

@@ -198,7 +198,7 @@ fn retry(retry_after_ms: Option<u64>) -> String {
 }
 
 /// Name of an error class as it stands on the wire.
-fn class_name(class: ErrorClass) -> &'static str {
+pub(crate) fn class_name(class: ErrorClass) -> &'static str {
     match class {
         ErrorClass::InvalidRequest => "invalid_request",
         ErrorClass::Overloaded => "overloaded",

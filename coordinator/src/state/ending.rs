@@ -91,7 +91,8 @@ impl State {
             reason => reason,
         };
         let n_tokens = u32::try_from(session.output.len()).unwrap_or(u32::MAX);
-        let timings = session.watch.report(n_tokens, now);
+        let n_own = session.output.len().saturating_sub(session.n_resumed);
+        let timings = session.watch.report(u32::try_from(n_own).unwrap_or(u32::MAX), now);
         info!(
             session_id = %id,
             n_tokens,
@@ -134,7 +135,7 @@ impl State {
     }
 
     /// Takes a session out of the state and closes it on its workers.
-    fn remove(&mut self, id: SessionId, now: Instant) -> Option<Session> {
+    pub(super) fn remove(&mut self, id: SessionId, now: Instant) -> Option<Session> {
         self.close_route(id);
         let session = self.sessions.remove(&id)?;
         self.queue.retain(|queued| *queued != id);

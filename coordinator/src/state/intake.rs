@@ -13,6 +13,7 @@ use super::State;
 use crate::action::{Effect, Incoming};
 use crate::client::Client;
 use crate::config::DraftTokens;
+use crate::jobs::JobStart;
 use crate::session::{Order, Session, SessionState};
 use crate::speculation::Speculation;
 use crate::timings::Stopwatch;
@@ -34,7 +35,7 @@ impl State {
             return self.refuse(client, error);
         }
         match self.read_request(&incoming.payload, &client) {
-            Ok(request) => self.begin(request, client, now),
+            Ok(request) => self.begin(request, client, None, now),
             Err(error) => self.refuse(client, error),
         }
     }
@@ -58,6 +59,9 @@ impl State {
         let room = self.model.limits.context_len.saturating_sub(prompt_len);
         session.max_tokens = session.max_tokens.min(room);
         session.prompt = tokens;
+        if let Some(reason) = session.known_end() {
+            return self.finish(id, reason, now);
+        }
         match session.enter(SessionState::Queued) {
             Ok(()) => self.queue.push_back(id),
             Err(error) => self.on_session_fault(id, error.into(), now),
@@ -102,7 +106,14 @@ impl State {
         Speculation::new(tokens, self.settings.max_draft_tokens as usize, self.acceptance)
     }
 
-    fn begin(&mut self, request: ValidRequest, client: Client, now: Instant) {
+    /// Makes the session of a valid request; `job` is what is known of a job.
+    pub(super) fn begin(
+        &mut self,
+        request: ValidRequest,
+        client: Client,
+        job: Option<JobStart>,
+        now: Instant,
+    ) {
         let text = match request.input {
             PromptInput::Messages(_) => self.model.text.detokenizer(),
             PromptInput::Text(_) | PromptInput::Tokens(_) => {
@@ -120,7 +131,10 @@ impl State {
         };
         let transcript = Transcript::new(text, request.stop);
         let watch = Stopwatch::new(now, usize::from(self.model.identity.n_stages));
-        let session = Session::new(order, transcript, watch);
+        let mut session = Session::new(order, transcript, watch);
+        if let Some(job) = job {
+            session.resume(job, &self.model.eos_ids);
+        }
         let id = session.id;
         self.sessions.insert(id, session);
         match request.input {

@@ -202,11 +202,11 @@ impl State {
                     seed: session.seed(),
                 },
             });
-            if session.speculation.may_draft() {
-                session.drafter = Some(DrafterView::default());
-                let prompt = session.prompt.clone();
-                self.effects.push(Effect::Draft(DraftCommand::Open(id, prompt)));
-            }
+        }
+        if session.drafter.is_none() && session.speculation.may_draft() {
+            session.drafter = Some(DrafterView::default());
+            let prompt = session.prompt.clone();
+            self.effects.push(Effect::Draft(DraftCommand::Open(id, prompt)));
         }
         self.fill(id, now);
     }

@@ -1,5 +1,6 @@
 //! Actions fed by hand, effects looked at: no broker, no task, no clock but the one given.
 
+mod jobs;
 mod recovery;
 mod speculation;
 
@@ -11,12 +12,12 @@ use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
 };
-use stagebus_schemas::messages::control::Open;
+use stagebus_schemas::messages::control::{Open, Priority};
 use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerState};
 use stagebus_schemas::messages::forward::{Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::messages::public::{
-    Event, FinishReason, Limits, Logprob, PromptInput, TokenLogprobs,
+    Event, FinishReason, Limits, Logprob, PromptInput, Timings, TokenLogprobs, Usage,
 };
 use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::subjects::LostStep;
@@ -114,7 +115,7 @@ impl Bench {
     }
 
     fn request(&mut self, json: &str) {
-        let client = Some(Client { reply: "inbox".into(), content: ContentType::Json });
+        let client = Some(Client { reply: "inbox".into(), content: ContentType::Json, job: None });
         let payload = json.to_owned().into();
         self.act(Action::Request(Incoming { payload, client }));
     }

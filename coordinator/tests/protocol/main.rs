@@ -7,6 +7,7 @@ mod shard_set;
 
 mod fake_stage;
 mod harness;
+mod jobs;
 mod sampling;
 mod workers;
 

@@ -36,6 +36,8 @@ proptest! {
         let built = [
             (subjects.prompt(), Subject::Prompt),
             (subjects.probe(), Subject::Probe),
+            (subjects.job(), Subject::Job),
+            (subjects.result(&request), Subject::Result(request.clone())),
             (subjects.cancel(&request), Subject::Cancel(request)),
             (subjects.step(stage, &worker), Subject::Step(stage, worker.clone())),
             (subjects.control(stage, &worker), Subject::Control(stage, worker.clone())),

@@ -8,6 +8,7 @@ mod crowds;
 mod faults;
 mod foreign_client;
 mod gguf_edit;
+mod jobs;
 mod prompts;
 mod reference;
 mod requests;
