@@ -39,7 +39,8 @@ fn peak(n_bytes: u64) -> u64 {
 #[test]
 fn peak_memory_follows_the_largest_tensor_not_the_model() {
     let (small, large) = (peak(150_000_000), peak(450_000_000));
-    // The largest tensor is the table of 54 MB; three times the model must not show.
-    assert!(large < small + 8_000_000, "{small} bytes, then {large}");
+    // The largest tensor is the table of 54 MB. The model grew by 300 MB; how many pages of the
+    // map the system brings in along with those that are read differs from run to run.
+    assert!(large < small + 40_000_000, "{small} bytes, then {large}");
     assert!(large < 200_000_000, "{large} bytes");
 }

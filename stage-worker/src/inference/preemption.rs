@@ -21,6 +21,9 @@ use super::thread::{Failure, Standing, Thread};
 use crate::results::{Job, Outgoing, key_of};
 use crate::schedule::Waiting;
 
+/// Sessions that gave way and whose age is remembered until they come back.
+const MAX_GAVE_WAY: usize = 256;
+
 /// A step that found no blocks.
 pub(super) type Starved = (SessionKey, Waiting<Job>, StepError);
 
@@ -92,12 +95,16 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
             "session gives way, the KV blocks have run out"
         );
         held.holds_rows = false;
+        let born = held.born;
         if held.standing == Standing::Runs {
             held.standing = Standing::Preempted;
             if let Some(first) = waiting.front() {
                 self.tell_preempted(&first.step);
             }
         }
+        self.gave_way.retain(|(session, _)| *session != victim);
+        self.gave_way.truncate(MAX_GAVE_WAY - 1);
+        self.gave_way.push_front((victim, born));
     }
 
     /// The session that gives way first among those that hold blocks, or are about to.

@@ -1,6 +1,6 @@
 //! The loop of the inference thread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -56,6 +56,8 @@ pub(super) struct Thread<F> {
     origin: Instant,
     pub(super) sessions: HashMap<SessionKey, Held>,
     n_born: u64,
+    /// The last that gave way, with their age: they come back as old as they are.
+    pub(super) gave_way: VecDeque<(SessionKey, u64)>,
     /// Filled on the last stage only.
     heads: Heads,
     queued: Arc<AtomicU32>,
@@ -87,6 +89,7 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
             origin: Instant::now(),
             sessions: HashMap::new(),
             n_born: 0,
+            gave_way: VecDeque::new(),
             heads: Heads::default(),
             queued: Arc::new(AtomicU32::new(0)),
             events,
@@ -175,8 +178,7 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
                 let standing = held
                     .filter(|held| held.epoch == open.epoch)
                     .map_or(Standing::Runs, |held| held.standing);
-                let born = held.map_or(self.n_born, |held| held.born);
-                self.n_born += u64::from(held.is_none());
+                let born = held.map_or_else(|| self.age_of(key), |held| held.born);
                 let (epoch, priority, holds_rows) = (open.epoch, open.priority, cached_len > 0);
                 let held = Held { epoch, standing, priority, born, holds_rows };
                 self.sessions.insert(key, held);
@@ -313,6 +315,16 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
     }
 
     /// Ends everything that the thread knows of a session.
+    /// Where a session that is not held stands in the order of first opens.
+    fn age_of(&mut self, session: SessionKey) -> u64 {
+        let known = self.gave_way.iter().position(|(known, _)| *known == session);
+        if let Some((_, born)) = known.and_then(|at| self.gave_way.remove(at)) {
+            return born;
+        }
+        self.n_born += 1;
+        self.n_born
+    }
+
     fn forget(&mut self, session: SessionKey) {
         let dropped = self.schedule.close(session);
         self.count_done(dropped.len());

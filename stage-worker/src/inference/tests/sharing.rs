@@ -146,6 +146,30 @@ fn the_youngest_session_gives_way_and_loses_nothing() {
 }
 
 #[test]
+fn a_session_that_gave_way_comes_back_as_old_as_it_is() {
+    let mut bench = together(20);
+    bench.fill(1, Priority::Batch, 9);
+    // It gives way to an interactive session, and a younger batch session takes what is left.
+    bench.open_as(2, Priority::Interactive, 12).expect("the batch session's room");
+    bench.run(1, 0, 1, 9, &[1]);
+    assert_eq!(bench.fault().error.class, ErrorClass::Preempted);
+    for session in [1, 2] {
+        let session = SessionId::from_u64(session);
+        bench.inference.send(Command::Close { session }).expect("room");
+    }
+    bench.fill(3, Priority::Batch, 9);
+    bench.open_with(Open { priority: Priority::Batch, ..open(1, 1) }).expect("room");
+    bench.run(1, 1, 0, 0, &(0..9).collect::<Vec<_>>());
+    bench.step_done();
+    // Session 3 came after it, so it gives way.
+    bench.run(1, 1, 1, 9, &[1, 2, 3]);
+    bench.step_done();
+    bench.run(3, 0, 1, 9, &[1]);
+    let fault = bench.fault();
+    assert_eq!((fault.session.as_u64(), fault.error.class), (3, ErrorClass::Preempted));
+}
+
+#[test]
 fn batch_sessions_give_way_first_and_the_youngest_before_itself() {
     let mut bench = together(24);
     bench.fill(1, Priority::Batch, 6);
