@@ -7,7 +7,10 @@
 #[path = "real/chain.rs"]
 mod chain;
 
-use stagebus_engine::{Backend, EngineOptions, Profile};
+use stagebus_engine::{
+    Backend, EngineKind, EngineOptions, Profile, RowPath, SessionKey, StageRequest, StepRows,
+    open_backend,
+};
 
 /// Resident memory of this process, in bytes.
 fn resident() -> u64 {
@@ -17,7 +20,44 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn sessions_cost_their_kv_cache_and_give_it_back() {
+fn sessions_cost_their_kv_cache_and_little_else() {
+    stateful_sessions_cost_their_kv_cache_and_give_it_back();
+    idle_paged_sessions_cost_their_blocks();
+}
+
+fn idle_paged_sessions_cost_their_blocks() {
+    const N_SESSIONS: u64 = 128;
+    let library = chain::library();
+    let request = StageRequest { shards: &chain::ONE, stage: 0, library: Some(&library) };
+    let options = EngineOptions { kv_bytes: Some(96 << 20), max_sessions: 256, ..chain::exact() };
+    let options = EngineOptions { profile: Profile::Fast, ..options };
+    let mut backend = open_backend(EngineKind::Paged, &request, &options).unwrap();
+    let mut open = |session: u64| {
+        let key = SessionKey(session);
+        let prompt: Vec<u32> = (0..32).map(|i| 100 + (31 * session as u32 + i) % 40_000).collect();
+        backend.open(key, &prompt, 2_048).unwrap();
+        let path = RowPath::Prefill;
+        let rows = StepRows {
+            session: key,
+            start_pos: 0,
+            path,
+            tokens: &prompt,
+            hidden: None,
+            wanted: &[],
+        };
+        backend.run(&[rows], &mut |done| assert!(done.output.is_ok()));
+        (resident(), backend.kv_use().bytes)
+    };
+    // The first sessions also bring the runtime's scratch memory to its size.
+    let (before, held_before) = (0..8).map(&mut open).last().unwrap();
+    let (after, held_after) = (8..8 + N_SESSIONS).map(&mut open).last().unwrap();
+    let kv_bytes = held_after - held_before;
+    assert!(kv_bytes >= N_SESSIONS * 32 * 10_000, "{kv_bytes} bytes of blocks");
+    let each = after.saturating_sub(before).saturating_sub(kv_bytes) / N_SESSIONS;
+    assert!(each < 200_000, "an idle session takes {each} bytes beside its blocks");
+}
+
+fn stateful_sessions_cost_their_kv_cache_and_give_it_back() {
     let options = EngineOptions { profile: Profile::Exact, ..chain::exact() };
     let mut chain = chain::Chain::load(&chain::ONE, &options);
     let prompt: Vec<u32> = (0..128).map(|i| 100 + 7 * i).collect();
