@@ -105,6 +105,31 @@ fn a_cached_prefix_changes_no_token() {
 }
 
 #[test]
+fn what_decoding_wrote_is_shared_where_prompts_run_row_by_row() {
+    let model = Model::exact(2);
+    let open = |invariant_prefill| {
+        let kind = EngineKind::Paged;
+        Chain::open(&model, kind, FAST, |options| options.invariant_prefill = invariant_prefill)
+    };
+    let text = prompt(70);
+    let turn = |chain: &mut Chain| {
+        let answer = chain.generate(SessionKey(1), &text, 60, &[]);
+        chain.close(SessionKey(1));
+        [&text[..], &answer, &prompt(20)].concat()
+    };
+    let mut chain = open(true);
+    let next = turn(&mut chain);
+    assert_eq!(chain.cached(SessionKey(2), &next), 128, "prompt and answer");
+    let last = chain.prefill_from(SessionKey(2), &next, 128, 128);
+    let warm = chain.decode(SessionKey(2), next.len(), last, 30);
+    assert_eq!(open(true).generate(SessionKey(1), &next, 30, &[]), warm);
+
+    let mut chain = open(false);
+    let next = turn(&mut chain);
+    assert_eq!(chain.cached(SessionKey(2), &next), 64, "the prompt alone");
+}
+
+#[test]
 fn rewinding_into_a_shared_block_leaves_the_other_session_alone() {
     let mut chain = paged(&Model::exact(1), FAST);
     let text = prompt(100);
