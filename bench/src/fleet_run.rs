@@ -152,7 +152,7 @@ impl Answer {
 
     fn take(&mut self, event: Event, started: Instant) -> anyhow::Result<()> {
         match event {
-            Event::Accepted { .. } => {}
+            Event::Accepted { .. } | Event::Status { .. } => {}
             Event::Token { tokens, .. } => {
                 if self.tokens.is_empty() {
                     self.first_token = started.elapsed();

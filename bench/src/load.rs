@@ -239,7 +239,7 @@ pub async fn one(fleet: &NodeFleet, ask: &Ask<'_>, epoch: Instant) -> anyhow::Re
     let mut events = bus.event_stream(&subject, encoding, payload.into(), IDLE_TIMEOUT).await?;
     while let Some(event) = events.next().await? {
         match event {
-            Event::Accepted { .. } => {}
+            Event::Accepted { .. } | Event::Status { .. } => {}
             Event::Token { tokens, .. } => {
                 served.arrivals.push(Arrival { at_ms: since(), n_tokens: tokens.len() });
                 served.tokens.extend(tokens);

@@ -277,6 +277,13 @@ pub enum StreamError {
         /// How long was waited.
         timeout: Duration,
     },
+    /// The coordinator of a request that runs says something at least every second; it has not for
+    /// far longer. It, the broker or the way to it is gone: the request must be sent again.
+    #[error("nothing was heard for {timeout:?}: the coordinator of the request is gone")]
+    CoordinatorGone {
+        /// How long was waited.
+        timeout: Duration,
+    },
     /// Events were lost between the coordinator and us.
     #[error("token event {expected} is missing, {found} came")]
     Gap {

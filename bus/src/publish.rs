@@ -73,8 +73,11 @@ impl Bus {
         self.bounded(subject, bytes, publish).await
     }
 
-    /// Publishes bytes with a reply subject and a `Content-Type` header.
-    pub(crate) async fn publish_request(
+    /// Publishes bytes with a `Content-Type` header; `reply` is as in [`Bus::publish_with_reply`].
+    ///
+    /// # Errors
+    /// [`PublishError`]; nothing was sent then.
+    pub async fn publish_request(
         &self,
         subject: &str,
         reply: &str,

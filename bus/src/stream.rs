@@ -11,6 +11,10 @@ use crate::error::{PublishError, StreamError};
 use crate::subscription::{Delivery, Subscription};
 use crate::violation::{Operation, Refusals, Violation};
 
+/// Silence after which the coordinator of an accepted request counts as gone: it says something
+/// every second, and may starve for a while on a busy machine.
+const COORDINATOR_SILENCE: Duration = Duration::from_secs(10);
+
 /// The events that answer one prompt request, until the empty message.
 #[derive(Debug)]
 pub struct EventStream {
@@ -20,8 +24,19 @@ pub struct EventStream {
     subject: String,
     idle_timeout: Duration,
     next_token_event: u64,
-    final_event_seen: bool,
+    progress: Progress,
     ended: bool,
+}
+
+/// How far an answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Progress {
+    /// The request is sent.
+    Sent,
+    /// A coordinator has it.
+    Accepted,
+    /// The last event has come.
+    Final,
 }
 
 impl Bus {
@@ -63,43 +78,62 @@ impl Bus {
             subject: subject.to_owned(),
             idle_timeout,
             next_token_event: 0,
-            final_event_seen: false,
+            progress: Progress::Sent,
             ended: false,
         })
     }
 }
 
 impl EventStream {
-    /// Waits for the next event; `None` after the end of the stream.
+    /// Waits for the next event; `None` after the end of the stream. After a broken connection the
+    /// coordinator sends the last events again: those that came before are left out.
     ///
     /// # Errors
     /// [`StreamError::NoResponders`] if no coordinator listens, [`StreamError::Forbidden`],
-    /// [`StreamError::Idle`],
-    /// [`StreamError::Gap`] if a token event is missing, [`StreamError::Unfinished`] if the stream
+    /// [`StreamError::Idle`], [`StreamError::CoordinatorGone`] if an accepted request falls
+    /// silent, [`StreamError::Gap`] if a token event is missing, [`StreamError::Unfinished`] if the
+    /// stream
     /// ends without `done` or `error`, [`StreamError::Decode`], [`StreamError::Closed`].
     ///
     /// # Cancel safety
     /// No event is lost when the future is dropped; the idle time starts anew.
     pub async fn next(&mut self) -> Result<Option<Event>, StreamError> {
-        let Some(delivery) = self.next_raw().await? else {
-            if self.final_event_seen {
-                return Ok(None);
+        loop {
+            let Some(delivery) = self.next_raw().await? else {
+                if self.progress == Progress::Final {
+                    return Ok(None);
+                }
+                return Err(StreamError::Unfinished { subject: self.subject.clone() });
+            };
+            let event: Event = codec::decode_public(delivery.content(), &delivery.payload)?;
+            if self.is_new(&event)? {
+                return Ok(Some(event));
             }
-            return Err(StreamError::Unfinished { subject: self.subject.clone() });
-        };
-        let event: Event = codec::decode_public(delivery.content(), &delivery.payload)?;
-        match &event {
+        }
+    }
+
+    /// Notes an event and tells whether it comes for the first time.
+    fn is_new(&mut self, event: &Event) -> Result<bool, StreamError> {
+        let seen = match event {
             Event::Token { i, .. } => {
                 let (expected, found) = (self.next_token_event, *i);
-                if found != expected {
+                if found > expected {
                     return Err(StreamError::Gap { expected, found });
                 }
-                self.next_token_event += 1;
+                self.next_token_event = expected.max(found + 1);
+                found < expected
             }
-            Event::Done { .. } | Event::Error { .. } => self.final_event_seen = true,
-            Event::Accepted { .. } => {}
-        }
-        Ok(Some(event))
+            Event::Done { .. } | Event::Error { .. } => {
+                std::mem::replace(&mut self.progress, Progress::Final) == Progress::Final
+            }
+            Event::Accepted { .. } => {
+                let seen = self.progress != Progress::Sent;
+                self.progress = self.progress.max(Progress::Accepted);
+                seen
+            }
+            Event::Status { .. } => self.progress == Progress::Final,
+        };
+        Ok(!seen)
     }
 
     /// Waits for the next event as it came, without decoding it or looking for gaps; `None` after
@@ -115,7 +149,10 @@ impl EventStream {
         if self.ended {
             return Ok(None);
         }
-        let timeout = self.idle_timeout;
+        let timeout = match self.progress {
+            Progress::Accepted => self.idle_timeout.min(COORDINATOR_SILENCE),
+            Progress::Sent | Progress::Final => self.idle_timeout,
+        };
         let concerns = |violation: &Violation| {
             let Violation { operation, subject } = violation;
             match operation {
@@ -132,7 +169,11 @@ impl EventStream {
             }
         };
         let Ok(delivery) = delivery else {
-            return Err(StreamError::Idle { subject: self.subject.clone(), timeout });
+            return Err(if timeout < self.idle_timeout {
+                StreamError::CoordinatorGone { timeout }
+            } else {
+                StreamError::Idle { subject: self.subject.clone(), timeout }
+            });
         };
         let Some(delivery) = delivery else {
             return Err(StreamError::Closed);

@@ -1,5 +1,7 @@
 //! What reaches the coordinator, and what it does to the outside.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
@@ -43,6 +45,10 @@ pub(crate) enum Action {
     Announce,
     /// A step or an event of a session could not be handed to the broker.
     Unsent(SessionId),
+    /// Nobody hears the events to this reply subject.
+    ClientGone(Arc<str>),
+    /// Messages to this coordinator may be lost.
+    MessagesLost,
     /// The connection to the broker broke.
     Disconnected,
     /// The connection to the broker stands again: messages may be lost.
@@ -99,6 +105,8 @@ pub(crate) enum Effect {
     Open { stage: StageIndex, worker: WorkerId, open: Open },
     /// Tell a worker to end a session.
     Close { stage: StageIndex, worker: WorkerId, close: Close },
+    /// Tell a worker which sessions of this coordinator it is to keep.
+    Keep { stage: StageIndex, worker: WorkerId, sessions: Vec<SessionId> },
     /// Ask a worker whether it lives.
     Check { stage: StageIndex, worker: WorkerId },
     /// Send rows to the first stage.

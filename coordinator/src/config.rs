@@ -159,6 +159,9 @@ pub struct CoordinatorSettings {
     pub head: HeadMode,
     /// How long a session that lost a worker waits for another one, in milliseconds.
     pub recovery_wait_ms: u64,
+    /// How long the events of a request may go unheard before its client counts as gone, in
+    /// milliseconds.
+    pub client_wait_ms: u64,
     /// How long a session that had to give way waits for room, in milliseconds.
     pub preempted_wait_ms: u64,
     /// Who drafts tokens for the stages to verify.
@@ -189,7 +192,8 @@ impl Default for CoordinatorSettings {
             drain_ms: 10_000,
             announce_ms: 500,
             head: HeadMode::Token,
-            recovery_wait_ms: 10_000,
+            recovery_wait_ms: 60_000,
+            client_wait_ms: 2_000,
             preempted_wait_ms: 600_000,
             draft: DraftChoice::Auto,
             draft_shards: None,
@@ -238,6 +242,7 @@ impl CoordinatorSettings {
             ("drain_ms", self.drain_ms, 0, DAY_MS),
             ("announce_ms", u64::from(self.announce_ms), 20, 60_000),
             ("recovery_wait_ms", self.recovery_wait_ms, 0, DAY_MS),
+            ("client_wait_ms", self.client_wait_ms, 1, DAY_MS),
             ("preempted_wait_ms", self.preempted_wait_ms, 0, DAY_MS),
             ("max_draft_tokens", u64::from(self.max_draft_tokens), 0, MAX_DRAFT_TOKENS),
             ("draft_tokens", u64::from(fixed), 0, u64::from(self.max_draft_tokens)),
@@ -256,6 +261,10 @@ impl CoordinatorSettings {
 
     pub(crate) fn recovery_wait(&self) -> Duration {
         Duration::from_millis(self.recovery_wait_ms)
+    }
+
+    pub(crate) fn client_wait(&self) -> Duration {
+        Duration::from_millis(self.client_wait_ms)
     }
 
     pub(crate) fn preempted_wait(&self) -> Duration {

@@ -1,7 +1,7 @@
 //! The owner task: waits for what happens, lets the state take it, does what the state wants.
 //!
 //! ```text
-//! prompt cancel head lost fleet probe ─┐
+//! prompt cancel head lost unheard fleet probe ─┐
 //! connection events, timer, shutdown ──┼─► select ─► State::apply ─► perform ─► broker
 //! tasks: encode, open, check, jobs ────┘             State::settle ─► perform ─► broker
 //!            ▲                                                           │
@@ -11,21 +11,23 @@
 //! a blocking thread), one `open` and one question to a worker (which have timeouts). They live in one `JoinSet`, their
 //! number is bounded by the requests under way, and they end with the owner.
 
+mod delivery;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use stagebus_bus::{Bus, BusOptions, PublishError, RequestError, Role};
-use stagebus_schemas::codec::{self, encode_public};
+use stagebus_bus::{Bus, BusOptions, RequestError, Role};
+use stagebus_schemas::codec;
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, ModelName, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{
-    Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Open,
+    Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Keep, Open,
 };
 use stagebus_schemas::messages::forward::{Forward, MAX_ROWS, MAX_STEPS, Step};
-use stagebus_schemas::messages::public::{Event, Limits, PromptInput};
+use stagebus_schemas::messages::public::{Limits, PromptInput};
 use stagebus_schemas::subjects::{LostStep, Subjects};
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::ShardSet;
@@ -43,6 +45,7 @@ use crate::error::CoordinatorError;
 use crate::fleet_view::ShardSetIdentity;
 use crate::inputs::{Inputs, Wake};
 use crate::jobs::Jobs;
+use crate::outbox::Outboxes;
 use crate::prefill::{MIN_CHUNK_ROWS, logits_rows_per_message, rows_per_message};
 use crate::state::{Model, Name, State, StepLimits};
 
@@ -56,8 +59,9 @@ const SUBSCRIPTION_CAPACITY: usize = 8192;
 /// How long the last messages may take to leave at the end.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a worker may take to say that it lives; silence alone does not make it dead.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a question whether a worker lives waits for the answer. Silence does not make the
+/// worker dead: it is asked again.
+const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a coordinator says when it is ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -129,6 +133,8 @@ pub async fn run(
         announce: config.settings.announce(),
         state: State::new(name, settings, model, limits),
         draft: loaded.draft,
+        outboxes: Outboxes::new(config.settings.client_wait()),
+        broken_at: None,
         steps: StepMessages::default(),
         bus: bus.clone(),
         subjects,
@@ -239,6 +245,10 @@ struct Coordinator {
     jobs: Jobs,
     tasks: JoinSet<Action>,
     draft: DraftHost,
+    /// Events that may have to be sent again.
+    outboxes: Outboxes,
+    /// When the connection to the broker broke, while it is away.
+    broken_at: Option<Instant>,
     /// Steps that leave when the effects at hand are done.
     steps: StepMessages,
     shutdown: CancellationToken,
@@ -266,6 +276,8 @@ impl Coordinator {
             match wake {
                 Wake::Act(action) => self.handle(action).await,
                 Wake::Nothing => {}
+                Wake::Unheard(unheard) => self.on_unheard(unheard),
+                Wake::Outboxes => self.tend_outboxes().await,
                 Wake::Probed => {
                     probed = true;
                     self.handle(Action::Announce).await;
@@ -309,6 +321,7 @@ impl Coordinator {
     /// Nothing is lost when the future is dropped: every branch is cancel safe.
     async fn select(&mut self, drain_deadline: Option<Instant>) -> Result<Wake, CoordinatorError> {
         let next_deadline = self.state.next_deadline();
+        let next_event = self.outboxes.next_deadline();
         let wake = tokio::select! {
             wake = self.inputs.next() => wake?,
             action = self.jobs.next() => action.map_or(Wake::Nothing, Wake::Act),
@@ -322,6 +335,7 @@ impl Coordinator {
                 }
             },
             () = at(next_deadline) => Wake::Act(Action::Tick),
+            () = at(next_event) => Wake::Outboxes,
             () = at(drain_deadline) => Wake::DrainDeadline,
             () = self.shutdown.cancelled(), if drain_deadline.is_none() => Wake::Shutdown,
         };
@@ -331,6 +345,15 @@ impl Coordinator {
     /// Takes an action. The next step leaves before its token becomes text: the yield lets the
     /// connection write it when both run on one thread.
     async fn handle(&mut self, action: Action) {
+        match action {
+            Action::Disconnected => self.broken_at = Some(Instant::now()),
+            Action::Reconnected => {
+                if let Some(broken) = self.broken_at.take() {
+                    self.outboxes.reconnected(broken, Instant::now());
+                }
+            }
+            _ => {}
+        }
         self.state.apply(action, Instant::now());
         self.perform().await;
         if self.state.is_unsettled() {
@@ -370,6 +393,11 @@ impl Coordinator {
     /// is gone then, and all its sessions with it.
     async fn send_steps(&mut self, worker: &WorkerId, steps: Vec<Step>) {
         let Some(first) = steps.first() else { return };
+        if !self.bus.is_connected() {
+            // They count as lost, and their sessions are replayed when the broker is back.
+            debug!(%worker, n_steps = steps.len(), "steps were not sent, the broker is away");
+            return;
+        }
         let lost = LostStep {
             session: first.session,
             epoch: first.epoch,
@@ -413,8 +441,7 @@ impl Coordinator {
                 }
             }
             Effect::EndOfEvents { client } => {
-                let end = bytes::Bytes::new();
-                if let Err(error) = self.bus.publish_bytes(&client.reply, None, end).await {
+                if let Err(error) = self.send_end(&client).await {
                     warn!(subject = %client.reply, %error, "end of events was not sent");
                 }
             }
@@ -422,36 +449,34 @@ impl Coordinator {
             Effect::Open { stage, worker, open } => self.spawn_open(stage, worker, open),
             Effect::Check { stage, worker } => self.spawn_check(stage, worker),
             Effect::Close { stage, worker, close } => {
-                let subject = self.subjects.control(stage, &worker);
-                let close = control(ControlAction::Close(close));
-                if let Err(error) = self.bus.publish(&subject, &close).await {
-                    warn!(stage_index = %stage, %error, "session was not closed");
-                }
+                self.tell_worker(stage, &worker, ControlAction::Close(close)).await;
             }
-            Effect::Announce(announcement) => {
+            Effect::Keep { stage, worker, sessions } => {
+                let keep = Keep { coordinator: self.state.id().clone(), sessions };
+                self.tell_worker(stage, &worker, ControlAction::Keep(keep)).await;
+            }
+            Effect::Announce(announcement) if self.bus.is_connected() => {
                 let subject = self.subjects.coordinator(self.state.id());
                 if let Err(error) = self.bus.publish(&subject, &announcement).await {
                     debug!(%error, "announcement was not sent");
                 }
             }
+            // It would be out of date when it leaves.
+            Effect::Announce(_) => {}
         }
         Ok(())
     }
 
-    async fn send_event(&mut self, client: &Client, event: &Event) -> Result<(), PublishError> {
-        let payload = encode_public(client.content, event)?;
-        let sent =
-            self.bus.publish_bytes(&client.reply, Some(client.content), payload.into()).await;
-        let Err(PublishError::PayloadTooLarge { bytes, limit }) = sent else { return sent };
-        let error = Event::Error {
-            class: ErrorClass::InvalidRequest,
-            message: format!(
-                "answer of {bytes} bytes exceeds the broker's limit of {limit}; ask for a stream"
-            ),
-            retry_after_ms: None,
-        };
-        let payload = encode_public(client.content, &error)?;
-        self.bus.publish_bytes(&client.reply, Some(client.content), payload.into()).await
+    /// Tells a worker something that it need not answer. What is lost because the broker is away
+    /// is made good when it is back.
+    async fn tell_worker(&mut self, stage: StageIndex, worker: &WorkerId, action: ControlAction) {
+        if !self.bus.is_connected() {
+            return;
+        }
+        let subject = self.subjects.control(stage, worker);
+        if let Err(error) = self.bus.publish(&subject, &control(action)).await {
+            warn!(stage_index = %stage, %error, "worker was not told");
+        }
     }
 
     fn spawn_encode(&mut self, session: SessionId, input: PromptInput) {

@@ -17,6 +17,12 @@ pub(crate) enum Fault {
     /// A worker is dead or left.
     #[error("the worker of stage {stage} is gone")]
     WorkerGone { stage: StageIndex },
+    /// The inference of a worker does not come to an end.
+    #[error("the worker of stage {stage} is stuck")]
+    WorkerStuck { stage: StageIndex },
+    /// A step has no answer, and no worker has anything to do.
+    #[error("a step was lost on its way")]
+    StepLost,
     /// A step has no answer in time.
     #[error("a step got no answer within {waited:?}")]
     NoAnswer { waited: Duration },
@@ -59,7 +65,11 @@ impl Fault {
                     | ErrorClass::StepGap
                     | ErrorClass::Preempted
             ),
-            Self::WorkerGone { .. } | Self::NoAnswer { .. } | Self::Gap { .. } => true,
+            Self::WorkerGone { .. }
+            | Self::WorkerStuck { .. }
+            | Self::StepLost
+            | Self::NoAnswer { .. }
+            | Self::Gap { .. } => true,
             Self::WrongRows
             | Self::Token { .. }
             | Self::NoToken { .. }
@@ -86,6 +96,8 @@ impl Fault {
                 class => class,
             },
             Self::WorkerGone { .. }
+            | Self::WorkerStuck { .. }
+            | Self::StepLost
             | Self::NoAnswer { .. }
             | Self::Gap { .. }
             | Self::Unsent
@@ -94,6 +106,24 @@ impl Fault {
             Self::WrongRows | Self::Token { .. } | Self::NoToken { .. } | Self::Transition(_) => {
                 ErrorClass::Internal
             }
+        }
+    }
+
+    /// The stage at which it happened.
+    pub(crate) const fn stage(&self) -> Option<StageIndex> {
+        match self {
+            Self::Step { stage, .. } | Self::WorkerGone { stage } | Self::WorkerStuck { stage } => {
+                Some(*stage)
+            }
+            Self::StepLost
+            | Self::NoAnswer { .. }
+            | Self::Gap { .. }
+            | Self::WrongRows
+            | Self::Token { .. }
+            | Self::NoToken { .. }
+            | Self::Unsent
+            | Self::Shutdown
+            | Self::Transition(_) => None,
         }
     }
 

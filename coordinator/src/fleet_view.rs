@@ -15,6 +15,13 @@ use crate::prefixes::Matches;
 /// Missed announcements after which a worker counts as dead.
 const MISSED_ANNOUNCEMENTS: u32 = 3;
 
+/// Shortest time after which a micro-batch counts as stuck, however short it should be: far above
+/// what a busy machine adds, and with one more interval of announcements still below two seconds.
+const STUCK_AFTER: Duration = Duration::from_millis(1000);
+
+/// How many times longer than expected a micro-batch may take before it counts as stuck.
+const STUCK_FACTOR: u32 = 20;
+
 /// Bounds on the interval that a worker may claim: a wrong one must neither flood nor blind us.
 const INTERVAL_LIMITS_MS: (u32, u32) = (20, 60_000);
 
@@ -60,6 +67,12 @@ struct Member {
     /// The same when its last announcement came, which counts those.
     own_when_announced: u32,
     suspect_until: Option<Instant>,
+    /// Its inference does not come to an end.
+    stuck: bool,
+    /// The first of the announcements in a row that show nothing queued and nothing done.
+    idle_since: Option<Instant>,
+    /// When it was last asked whether it lives.
+    checked: Option<Instant>,
 }
 
 /// What an announcement changed.
@@ -69,6 +82,10 @@ pub(crate) enum Observed {
     Joined,
     /// A known worker.
     Known,
+    /// A known worker that may have missed messages since it was last heard.
+    Lossy,
+    /// A worker whose inference does not come to an end, seen for the first time.
+    Stuck,
     /// A worker said goodbye.
     Left,
     /// A worker of another shard set, seen for the first time or again.
@@ -84,9 +101,11 @@ impl Member {
     }
 
     fn takes_sessions(&self, now: Instant) -> bool {
-        self.state == WorkerState::Ready
-            && now < self.expires()
-            && self.suspect_until.is_none_or(|until| until <= now)
+        self.state == WorkerState::Ready && self.is_well(now)
+    }
+
+    fn is_well(&self, now: Instant) -> bool {
+        now < self.expires() && !self.stuck && self.suspect_until.is_none_or(|until| until <= now)
     }
 
     /// Sessions as announced, with those that this coordinator opened or closed since.
@@ -102,7 +121,14 @@ impl FleetView {
     }
 
     /// Takes an announcement.
-    pub(crate) fn observe(&mut self, announcement: &WorkerAnnouncement, now: Instant) -> Observed {
+    ///
+    /// `unmeasured` is the time that a micro-batch may take whose like was never measured.
+    pub(crate) fn observe(
+        &mut self,
+        announcement: &WorkerAnnouncement,
+        unmeasured: Duration,
+        now: Instant,
+    ) -> Observed {
         let worker = &announcement.worker;
         let same = announcement.model == self.identity.model
             && announcement.fingerprint == self.identity.fingerprint
@@ -123,7 +149,17 @@ impl FleetView {
             Duration::from_millis(u64::from(announcement.interval_ms.clamp(least, most)));
         let known = self.workers.get(worker);
         let own_sessions = known.map_or(0, |member| member.own_sessions);
+        let load = &announcement.load;
+        let stuck = is_stuck(load, unmeasured);
+        let was_stuck = known.is_some_and(|member| member.stuck);
+        let is_lossy = known.is_some_and(|member| load.losses > member.load.losses);
+        let was_idle = known.filter(|member| member.load.steps_completed == load.steps_completed);
+        let idle_since = (load.queue_depth == 0)
+            .then(|| was_idle.and_then(|member| member.idle_since).unwrap_or(now));
         let member = Member {
+            stuck,
+            idle_since,
+            checked: known.and_then(|member| member.checked),
             stage: announcement.stage,
             state: announcement.state,
             interval,
@@ -134,9 +170,45 @@ impl FleetView {
             suspect_until: known.and_then(|member| member.suspect_until),
         };
         match self.workers.insert(worker.clone(), member) {
+            _ if stuck && !was_stuck => Observed::Stuck,
             None => Observed::Joined,
+            Some(_) if is_lossy => Observed::Lossy,
             Some(_) => Observed::Known,
         }
+    }
+
+    /// For how long, since `from`, a worker has shown in one announcement after the other that it
+    /// has nothing to do and does nothing.
+    pub(crate) fn idle_for(&self, worker: &WorkerId, from: Instant) -> Duration {
+        let member = self.workers.get(worker);
+        let idle = member.and_then(|member| Some((member.idle_since?, member.last_seen)));
+        idle.map_or(Duration::ZERO, |(since, seen)| seen.saturating_duration_since(since.max(from)))
+    }
+
+    /// Whether a worker is to be asked whether it lives, which it has not been for `patience`; it
+    /// counts as asked then.
+    pub(crate) fn take_check(
+        &mut self,
+        worker: &WorkerId,
+        patience: Duration,
+        now: Instant,
+    ) -> bool {
+        let Some(member) = self.workers.get_mut(worker) else { return false };
+        let is_due = member.checked.is_none_or(|checked| checked + patience <= now);
+        if is_due {
+            member.checked = Some(now);
+        }
+        is_due
+    }
+
+    /// The workers that live, with their stages.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (StageIndex, &WorkerId)> {
+        self.workers.iter().map(|(id, member)| (member.stage, id))
+    }
+
+    /// Whether a session may go on with the worker that has it: also one that drains may.
+    pub(crate) fn may_keep(&self, worker: &WorkerId, now: Instant) -> bool {
+        self.workers.get(worker).is_some_and(|member| member.is_well(now))
     }
 
     /// Removes and returns the workers whose announcements stopped.
@@ -226,12 +298,24 @@ impl FleetView {
     }
 }
 
+/// Whether the micro-batch that runs has been running for far too long.
+fn is_stuck(load: &WorkerLoad, unmeasured: Duration) -> bool {
+    let busy = Duration::from_millis(load.busy_ms.into());
+    let allowed = match load.expected_ms {
+        0 => unmeasured,
+        expected => STUCK_AFTER.max(Duration::from_millis(expected.into()) * STUCK_FACTOR),
+    };
+    busy > allowed
+}
+
 #[cfg(test)]
 mod tests {
     use stagebus_schemas::version::MessageVersion;
 
     use super::*;
     use crate::prefixes::PrefixIndex;
+
+    const UNMEASURED: Duration = Duration::from_secs(30);
 
     fn view() -> FleetView {
         FleetView::new(ShardSetIdentity {
@@ -270,6 +354,7 @@ mod tests {
                 steps_completed: 0,
                 decode_us: 0,
                 prefill_row_us: 0,
+                ..WorkerLoad::default()
             },
         }
     }
@@ -281,21 +366,21 @@ mod tests {
     #[test]
     fn sessions_go_to_the_worker_with_the_fewest() {
         let (mut view, now) = (view(), Instant::now());
-        assert_eq!(view.observe(&announcement("a", 0, 2), now), Observed::Joined);
-        assert_eq!(view.observe(&announcement("b", 0, 1), now), Observed::Joined);
+        assert_eq!(view.observe(&announcement("a", 0, 2), UNMEASURED, now), Observed::Joined);
+        assert_eq!(view.observe(&announcement("b", 0, 1), UNMEASURED, now), Observed::Joined);
         assert_eq!(pick(&view, now), Some(id("b")));
         // Own sessions count before the worker announces them, and once afterwards.
         view.session_opened(&id("b"));
         view.session_opened(&id("b"));
         assert_eq!(pick(&view, now), Some(id("a")));
-        assert_eq!(view.observe(&announcement("b", 0, 3), now), Observed::Known);
+        assert_eq!(view.observe(&announcement("b", 0, 3), UNMEASURED, now), Observed::Known);
         view.session_closed(&id("b"));
         view.session_closed(&id("b"));
         assert_eq!(pick(&view, now), Some(id("b")));
         let avoid = HashSet::from([id("b")]);
         assert_eq!(view.pick(StageIndex::FIRST, &avoid, &Matches::default(), now), Some(id("a")));
         assert!(!view.is_complete(now));
-        view.observe(&announcement("c", 1, 0), now);
+        view.observe(&announcement("c", 1, 0), UNMEASURED, now);
         assert!(view.is_complete(now));
     }
 
@@ -304,8 +389,8 @@ mod tests {
         let (mut view, now) = (view(), Instant::now());
         let mut busy = announcement("a", 0, 1);
         busy.load.queue_depth = 4;
-        view.observe(&busy, now);
-        view.observe(&announcement("b", 0, 1), now);
+        view.observe(&busy, UNMEASURED, now);
+        view.observe(&announcement("b", 0, 1), UNMEASURED, now);
         assert_eq!(pick(&view, now), Some(id("b")));
     }
 
@@ -318,17 +403,17 @@ mod tests {
         let pick = |view: &FleetView| {
             view.pick(StageIndex::FIRST, &HashSet::new(), &prefixes.matches(&prompt), now)
         };
-        view.observe(&announcement("a", 0, 0), now);
-        view.observe(&announcement("b", 0, PREFIX_SLACK), now);
+        view.observe(&announcement("a", 0, 0), UNMEASURED, now);
+        view.observe(&announcement("b", 0, PREFIX_SLACK), UNMEASURED, now);
         assert_eq!(pick(&view), Some(id("b")));
-        view.observe(&announcement("b", 0, PREFIX_SLACK + 1), now);
+        view.observe(&announcement("b", 0, PREFIX_SLACK + 1), UNMEASURED, now);
         assert_eq!(pick(&view), Some(id("a")));
     }
 
     #[test]
     fn three_missed_announcements_end_a_worker() {
         let (mut view, now) = (view(), Instant::now());
-        view.observe(&announcement("a", 0, 0), now);
+        view.observe(&announcement("a", 0, 0), UNMEASURED, now);
         let later = now + Duration::from_millis(2999);
         assert!(view.expire(later).is_empty());
         assert_eq!(pick(&view, later), Some(id("a")));
@@ -336,23 +421,23 @@ mod tests {
         let dead = now + Duration::from_secs(3);
         assert_eq!(pick(&view, dead), None);
         assert_eq!(view.expire(dead), [id("a")]);
-        assert_eq!(view.observe(&announcement("a", 0, 0), dead), Observed::Joined);
+        assert_eq!(view.observe(&announcement("a", 0, 0), UNMEASURED, dead), Observed::Joined);
     }
 
     #[test]
     fn draining_leaving_and_suspect_workers_get_no_sessions() {
         let (mut view, now) = (view(), Instant::now());
         let mut worker = announcement("a", 0, 0);
-        view.observe(&worker, now);
+        view.observe(&worker, UNMEASURED, now);
         view.suspect(&id("a"), now);
         assert_eq!(pick(&view, now), None);
-        view.observe(&worker, now + Duration::from_secs(3));
+        view.observe(&worker, UNMEASURED, now + Duration::from_secs(3));
         assert_eq!(pick(&view, now + Duration::from_secs(3)), Some(id("a")));
         worker.state = WorkerState::Draining;
-        assert_eq!(view.observe(&worker, now), Observed::Known);
+        assert_eq!(view.observe(&worker, UNMEASURED, now), Observed::Known);
         assert_eq!(pick(&view, now), None);
         worker.state = WorkerState::Leaving;
-        assert_eq!(view.observe(&worker, now), Observed::Left);
+        assert_eq!(view.observe(&worker, UNMEASURED, now), Observed::Left);
         assert_eq!(view.next_expiry(), None);
     }
 
@@ -361,12 +446,15 @@ mod tests {
         let (mut view, now) = (view(), Instant::now());
         let mut other = announcement("a", 0, 0);
         other.fingerprint = "g".to_owned();
-        assert_eq!(view.observe(&other, now), Observed::Refused { first: true });
-        assert_eq!(view.observe(&other, now), Observed::Refused { first: false });
+        assert_eq!(view.observe(&other, UNMEASURED, now), Observed::Refused { first: true });
+        assert_eq!(view.observe(&other, UNMEASURED, now), Observed::Refused { first: false });
         let mut stages = announcement("b", 0, 0);
         stages.n_stages = 3;
-        assert_eq!(view.observe(&stages, now), Observed::Refused { first: true });
-        assert_eq!(view.observe(&announcement("c", 2, 0), now), Observed::Refused { first: true });
+        assert_eq!(view.observe(&stages, UNMEASURED, now), Observed::Refused { first: true });
+        assert_eq!(
+            view.observe(&announcement("c", 2, 0), UNMEASURED, now),
+            Observed::Refused { first: true }
+        );
         assert_eq!(pick(&view, now), None);
         assert_eq!(view.n_refused(), 3);
     }

@@ -5,7 +5,7 @@ use stagebus_schemas::access;
 use stagebus_schemas::ids::CoordinatorId;
 use stagebus_schemas::messages::fleet::WorkerAnnouncement;
 use stagebus_schemas::messages::head::Head;
-use stagebus_schemas::subjects::{COORDINATOR_QUEUE, Subject, Subjects};
+use stagebus_schemas::subjects::{COORDINATOR_QUEUE, Subject, Subjects, UnheardEvent};
 use tracing::{error, warn};
 
 use crate::action::{Action, Incoming};
@@ -21,6 +21,10 @@ pub(crate) enum Wake {
     Nothing,
     /// The broker answered our probe, or somebody else's.
     Probed,
+    /// Nobody heard an event.
+    Unheard(UnheardEvent),
+    /// Events are due to be sent again, or clients to be given up.
+    Outboxes,
     /// The coordinator is asked to end.
     Shutdown,
     /// The time for requests to finish has passed.
@@ -35,6 +39,7 @@ pub(crate) struct Inputs {
     cancel: Subscription,
     head: Subscription,
     lost: Subscription,
+    unheard: Subscription,
     fleet: Subscription,
     probe: Subscription,
     events: BusEvents,
@@ -54,6 +59,7 @@ impl Inputs {
             fleet: bus.subscribe(&subjects.fleet_all()).await?,
             head: bus.subscribe(&subjects.head(id)).await?,
             lost: bus.subscribe(&subjects.lost_all(id)).await?,
+            unheard: bus.subscribe(&subjects.unheard_all(id)).await?,
             cancel: bus.subscribe(&subjects.cancel_all()).await?,
             prompt: Some(bus.queue_subscribe(&subjects.prompt(), COORDINATOR_QUEUE).await?),
             probe: bus.subscribe(&subjects.probe()).await?,
@@ -74,6 +80,7 @@ impl Inputs {
         let wake = tokio::select! {
             head = self.head.next() => read_head(&received(head)?),
             lost = self.lost.next() => self.read_lost(&received(lost)?),
+            unheard = self.unheard.next() => self.read_unheard(&received(unheard)?),
             prompt = next_prompt(&mut self.prompt) => match prompt {
                 Some(prompt) => Wake::Act(read_request(prompt)),
                 None => {
@@ -114,6 +121,14 @@ impl Inputs {
         match self.subjects.parse(delivery.subject()) {
             // The broker tells it of the first stage's worker, a worker of the next one's.
             Ok(Subject::Lost(_, lost)) => Wake::Act(Action::Lost(lost)),
+            _ => Wake::Nothing,
+        }
+    }
+
+    /// Only the broker's own word counts: a client may well answer an event.
+    fn read_unheard(&self, delivery: &Delivery) -> Wake {
+        match self.subjects.parse(delivery.subject()) {
+            Ok(Subject::Unheard(_, unheard)) if delivery.no_responders => Wake::Unheard(unheard),
             _ => Wake::Nothing,
         }
     }
@@ -159,8 +174,11 @@ fn read_event(event: BusEvent) -> Result<Wake, CoordinatorError> {
             error!(%error, "a client's events cannot be sent");
             Ok(Wake::Nothing)
         }
-        event @ (BusEvent::SlowConsumer
-        | BusEvent::LameDuck
+        BusEvent::SlowConsumer => {
+            warn!("messages dropped, this coordinator reads too slowly");
+            Ok(Wake::Act(Action::MessagesLost))
+        }
+        event @ (BusEvent::LameDuck
         | BusEvent::ReconnectFailed(_)
         | BusEvent::ServerError(_)
         | BusEvent::Missed(_)) => {

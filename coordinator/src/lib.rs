@@ -15,6 +15,7 @@ mod full_head;
 mod inputs;
 mod jobs;
 mod logprobs;
+mod outbox;
 mod prefill;
 mod prefixes;
 mod process;

@@ -11,7 +11,7 @@ use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::forward::{Phase, StageTime};
 use stagebus_schemas::messages::head::HeadStep;
-use stagebus_schemas::messages::public::FinishReason;
+use stagebus_schemas::messages::public::{FinishReason, RequestState};
 use stagebus_schemas::messages::sampling::Sampling;
 
 pub(crate) use running::{Answer, Chunk, Running};
@@ -19,7 +19,7 @@ pub(crate) use running::{Answer, Chunk, Running};
 use crate::action::{Effect, OpenFailure};
 use crate::client::Client;
 use crate::drafting::{DraftCommand, DraftOrder};
-use crate::prefill::plan_chunks;
+use crate::prefill::{plan_chunks, usable_prefix};
 use crate::speculation::Speculation;
 use crate::timings::Stopwatch;
 use crate::transcript::Transcript;
@@ -61,6 +61,11 @@ pub(crate) struct Session {
     pub(crate) n_resumed: usize,
     /// The end that is known before the session runs, of a job.
     pub(crate) known_end: Option<FinishReason>,
+    /// Workers that still have the session's caches while it looks for a place, and the epoch
+    /// that they know.
+    pub(crate) held: Option<(Epoch, Vec<(StageIndex, WorkerId)>)>,
+    /// When the client last heard of the session.
+    pub(crate) last_event: Instant,
     state: SessionState,
 }
 
@@ -84,6 +89,8 @@ pub(crate) struct Placement {
     pub(crate) room_deadline: Option<Instant>,
     /// Epoch of the next attempt.
     pub(crate) epoch: Epoch,
+    /// Whether the client was told that the session waits.
+    pub(crate) told: bool,
     /// Workers that refused.
     pub(crate) avoid: HashSet<WorkerId>,
     /// The last refusal of each stage.
@@ -121,6 +128,8 @@ pub(crate) struct Opening {
     pub(crate) route: Vec<WorkerId>,
     /// Answer of every stage.
     pub(crate) answers: Vec<Option<Result<u32, OpenFailure>>>,
+    /// When the workers were asked, or last whether they live.
+    pub(crate) last_check: Instant,
 }
 
 impl SessionState {
@@ -173,6 +182,7 @@ impl Session {
             prompt: Vec::new(),
             output: Vec::new(),
             transcript,
+            last_event: watch.arrival(),
             watch,
             placement: Placement::default(),
             speculation: order.speculation,
@@ -183,6 +193,7 @@ impl Session {
             drafter: None,
             n_resumed: 0,
             known_end: None,
+            held: None,
             state: SessionState::Encoding,
         }
     }
@@ -245,12 +256,24 @@ impl Session {
         }
     }
 
+    /// From which position on the caches are filled if every stage has the first `cached_len`.
+    pub(crate) fn fill_from(&self, cached_len: usize) -> usize {
+        // The last token's row is the next decode step's.
+        let n_rows = (self.prompt.len() + self.output.len()).saturating_sub(1);
+        if self.output.is_empty() || cached_len < self.prompt.len() {
+            usable_prefix(cached_len, self.prompt.len())
+        } else {
+            cached_len.min(n_rows)
+        }
+    }
+
     /// What fills the caches from `start_pos` on: the prompt in chunks and, in a replay, the output
     /// but for its last token, each row by the path that it took the first time.
     pub(crate) fn plan_fill(&self, start_pos: usize, max_rows: usize) -> VecDeque<Chunk> {
         let of_phase = |phase| move |n_rows| Chunk { phase, n_rows };
         let n_prompt = self.prompt.len().saturating_sub(start_pos);
-        let n_output = self.output.len().saturating_sub(1);
+        let n_cached_output = start_pos.saturating_sub(self.prompt.len());
+        let n_output = self.output.len().saturating_sub(1 + n_cached_output);
         let prompt = plan_chunks(n_prompt, max_rows).into_iter().map(of_phase(Phase::Prefill));
         let output = plan_chunks(n_output, max_rows).into_iter().map(of_phase(Phase::Decode));
         prompt.chain(output).collect()
@@ -320,6 +343,18 @@ impl Session {
             n,
             params: Arc::clone(&self.sampling),
         })))
+    }
+
+    /// What the client is told of a session that runs or looks for a place.
+    pub(crate) fn request_state(&self) -> RequestState {
+        match &self.state {
+            SessionState::Running(_) if !self.output.is_empty() => RequestState::Generating,
+            SessionState::Routing if self.placement.told => RequestState::Waiting,
+            SessionState::Routing | SessionState::Opening(_) => RequestState::Recovering,
+            SessionState::Encoding | SessionState::Queued | SessionState::Running(_) => {
+                RequestState::Prefilling
+            }
+        }
     }
 
     /// All tokens so far: the prompt and what was generated.

@@ -18,13 +18,13 @@ mod stepping;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stagebus_draft::costs::StepCostModel;
 use stagebus_draft::sampling::Sampler;
-use stagebus_schemas::ids::{CoordinatorId, SessionId, WorkerId};
+use stagebus_schemas::ids::{CoordinatorId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement, WorkerState};
 use stagebus_schemas::messages::head::HeadRow;
 use stagebus_schemas::messages::public::{FinishReason, Limits};
@@ -40,15 +40,23 @@ use crate::prefixes::PrefixIndex;
 use crate::session::{Session, SessionState};
 use crate::timings::{Smoothed, step_timeout};
 
-/// How long answers may still come after the connection to the broker stands again.
-const RECONNECT_GRACE: Duration = Duration::from_secs(1);
+/// How long answers may still come after messages may have been lost.
+const LOSS_GRACE: Duration = Duration::from_secs(1);
 
-/// Shortest silence after which the workers of a session are asked whether they live. A worker
-/// that died with a step in its queue shows by nothing else before its announcements are missed.
-const CHECK_PATIENCE: Duration = Duration::from_millis(100);
+/// Silence after which the workers of a session are asked whether they live. A worker that died
+/// with a step in its queue shows by nothing else before its announcements are missed. The question
+/// costs a worker some ten microseconds.
+const CHECK_PATIENCE: Duration = Duration::from_millis(50);
 
-/// The same in round trips, for pipelines that are slow but well.
-const CHECK_ROUND_TRIPS: u32 = 3;
+/// For how long all workers of a session must show that they have nothing to do before a step
+/// without an answer counts as lost: a message takes far less from one to the next.
+const LOST_QUIET: Duration = Duration::from_secs(1);
+
+/// The same in round trips, for links that are slow.
+const LOST_ROUND_TRIPS: u32 = 4;
+
+/// Time without an event after which a client is told how its request fares.
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Share of drafted tokens that is expected to stand before any session has shown it.
 const FIRST_ACCEPTANCE: f64 = 0.6;
@@ -86,6 +94,8 @@ pub(crate) struct Counters {
     pub(crate) tokens_accepted: u64,
     /// Times that a session lost its place and was replayed elsewhere.
     pub(crate) recoveries: u64,
+    /// Requests whose client did not listen any more.
+    pub(crate) clients_gone: u64,
     /// Answers for steps and sessions that no longer exist.
     pub(crate) late_answers: u64,
     /// Announcements of other shard sets.
@@ -117,8 +127,6 @@ pub(crate) struct State {
     /// Sessions that wait for a place, oldest first.
     queue: VecDeque<SessionId>,
     unsettled: Vec<Unsettled>,
-    /// Workers that were asked whether they live and have not answered.
-    checking: HashSet<WorkerId>,
     /// Smoothed round trip of a step of any kind.
     round_trip: Smoothed,
     /// Smoothed time from arrival to the end of a request.
@@ -164,7 +172,6 @@ impl State {
             sessions: HashMap::new(),
             queue: VecDeque::new(),
             unsettled: Vec::new(),
-            checking: HashSet::new(),
             round_trip: Smoothed::default(),
             request_time: Smoothed::default(),
             costs: StepCostModel::default(),
@@ -193,6 +200,8 @@ impl State {
             Action::Worker(announcement) => self.on_worker(&announcement, now),
             Action::Announce => self.announce(),
             Action::Unsent(session) => self.on_session_fault(session, Fault::Unsent, now),
+            Action::ClientGone(reply) => self.on_client_gone(&reply, now),
+            Action::MessagesLost => self.expect_losses(now, |_| true),
             Action::Disconnected => self.connected = false,
             Action::Reconnected => self.on_reconnected(now),
             Action::Tick => self.on_tick(now),
@@ -221,17 +230,24 @@ impl State {
 
     /// When [`Action::Tick`] is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let (timeout, patience) = (self.step_timeout(), self.check_patience());
-        let sessions = self.sessions.values().filter_map(|session| match session.state() {
-            SessionState::Routing => {
-                earliest([session.placement.deadline, session.placement.retry_at])
+        let (timeout, patience) = (self.step_timeout(), CHECK_PATIENCE);
+        let sessions = self.sessions.values().filter_map(|session| {
+            let status = session.accepted.then_some(session.last_event + STATUS_INTERVAL);
+            match session.state() {
+                SessionState::Routing => {
+                    earliest([status, session.placement.deadline, session.placement.retry_at])
+                }
+                SessionState::Opening(opening) => {
+                    earliest([status, Some(opening.last_check + patience)])
+                }
+                SessionState::Running(running) => earliest([
+                    status,
+                    running.deadline(timeout),
+                    running.next_check(patience),
+                    running.draft_deadline(),
+                ]),
+                SessionState::Encoding | SessionState::Queued => None,
             }
-            SessionState::Running(running) => earliest([
-                running.deadline(timeout),
-                running.next_check(patience),
-                running.draft_deadline(),
-            ]),
-            SessionState::Encoding | SessionState::Queued | SessionState::Opening(_) => None,
         });
         let worker = if self.connected { self.fleet.next_expiry() } else { None };
         sessions.chain(worker).min()
@@ -271,18 +287,24 @@ impl State {
         step_timeout(self.settings.step_timeout(), self.round_trip)
     }
 
-    fn check_patience(&self) -> Duration {
-        let round_trip = self.round_trip.get().unwrap_or_default();
-        CHECK_PATIENCE.max(round_trip * CHECK_ROUND_TRIPS)
-    }
-
     fn on_worker(&mut self, announcement: &WorkerAnnouncement, now: Instant) {
         let worker = &announcement.worker;
-        match self.fleet.observe(announcement, now) {
+        match self.fleet.observe(announcement, self.settings.step_timeout(), now) {
             Observed::Joined => {
                 info!(%worker, stage_index = %announcement.stage, "worker joined");
             }
             Observed::Known => {}
+            Observed::Lossy => {
+                warn!(%worker, stage_index = %announcement.stage, "worker may have missed messages");
+                self.expect_losses(now, |route| route.contains(worker));
+            }
+            Observed::Stuck => {
+                let (busy_ms, expected_ms) =
+                    (announcement.load.busy_ms, announcement.load.expected_ms);
+                warn!(%worker, stage_index = %announcement.stage, busy_ms, expected_ms, "worker is stuck");
+                self.leave_worker(worker, |stage| Fault::WorkerStuck { stage }, now);
+                return;
+            }
             Observed::Left => {
                 info!(%worker, stage_index = %announcement.stage, "worker left");
                 self.on_worker_gone(worker, now);
@@ -297,6 +319,7 @@ impl State {
                 return;
             }
         }
+        self.find_lost(worker, now);
         if announcement.state == WorkerState::Ready {
             self.place_waiting(now);
         }
@@ -306,6 +329,16 @@ impl State {
     fn on_worker_gone(&mut self, worker: &WorkerId, now: Instant) {
         self.fleet.remove(worker);
         self.prefixes.remove(worker);
+        self.leave_worker(worker, |stage| Fault::WorkerGone { stage }, now);
+    }
+
+    /// Takes all sessions off a worker.
+    fn leave_worker(
+        &mut self,
+        worker: &WorkerId,
+        fault: impl Fn(StageIndex) -> Fault,
+        now: Instant,
+    ) {
         let held: Vec<_> = self
             .sessions
             .values()
@@ -316,18 +349,50 @@ impl State {
             })
             .collect();
         for (session, stage) in held {
-            self.on_session_fault(session, Fault::WorkerGone { stage }, now);
+            self.on_session_fault(session, fault(stage), now);
+        }
+        self.end_opens_on(worker, now);
+    }
+
+    /// Steps under way on the routes that `concerned` names count as lost if they are not answered
+    /// soon.
+    fn expect_losses(&mut self, now: Instant, concerned: impl Fn(&[WorkerId]) -> bool) {
+        for session in self.sessions.values_mut() {
+            if let Some(running) = session.running_mut()
+                && concerned(&running.route)
+            {
+                running.expect_loss(now + LOSS_GRACE);
+            }
+        }
+    }
+
+    /// Finds the sessions of a worker that wait for an answer although nobody has anything to do.
+    fn find_lost(&mut self, worker: &WorkerId, now: Instant) {
+        let round_trip = self.round_trip.get().unwrap_or_default();
+        let quiet = LOST_QUIET.max(round_trip * LOST_ROUND_TRIPS);
+        let is_lost = |session: &Session| {
+            let Some(running) = session.running() else { return false };
+            let Some(since) = running.waits_since() else { return false };
+            running.route.contains(worker)
+                && running.route.iter().all(|held| self.fleet.idle_for(held, since) >= quiet)
+        };
+        let lost = self.sessions.values().filter(|session| is_lost(session));
+        for session in lost.map(|session| session.id).collect::<Vec<_>>() {
+            self.on_session_fault(session, Fault::StepLost, now);
         }
     }
 
     fn on_reconnected(&mut self, now: Instant) {
         self.connected = true;
         self.fleet.restart_clocks(now);
-        for session in self.sessions.values_mut() {
-            if let Some(running) = session.running_mut() {
-                running.expect_loss(now + RECONNECT_GRACE);
-            }
-        }
+        self.expect_losses(now, |_| true);
+        // The word that a session is over may have been lost.
+        let sessions: Vec<SessionId> = self.sessions.keys().copied().collect();
+        self.effects.extend(self.fleet.members().map(|(stage, worker)| Effect::Keep {
+            stage,
+            worker: worker.clone(),
+            sessions: sessions.clone(),
+        }));
     }
 
     fn on_tick(&mut self, now: Instant) {
@@ -353,27 +418,45 @@ impl State {
         self.end_draft_waits(now);
         self.check_workers(now);
         self.place_waiting(now);
+        self.tell_silent(now);
     }
 
     /// Asks the workers of sessions that hear nothing whether they live.
     fn check_workers(&mut self, now: Instant) {
-        let patience = self.check_patience();
+        let mut asked = Vec::new();
         for session in self.sessions.values_mut() {
-            let Some(running) = session.running_mut() else { continue };
-            if running.next_check(patience).is_none_or(|due| due > now) {
-                continue;
+            if let Some(opening) = session.opening_mut()
+                && opening.last_check + CHECK_PATIENCE <= now
+            {
+                opening.last_check = now;
+                asked.extend(self.fleet.stages().zip(opening.route.iter().cloned()));
             }
-            running.checked(now);
-            for (stage, worker) in self.fleet.stages().zip(&running.route) {
-                if self.checking.insert(worker.clone()) {
-                    self.effects.push(Effect::Check { stage, worker: worker.clone() });
-                }
+            if let Some(running) = session.running_mut()
+                && running.next_check(CHECK_PATIENCE).is_some_and(|due| due <= now)
+            {
+                running.checked(now);
+                asked.extend(self.fleet.stages().zip(running.route.iter().cloned()));
+            }
+        }
+        for (stage, worker) in asked {
+            // Sessions that share a worker ask at different moments: it need not answer each.
+            if self.fleet.take_check(&worker, CHECK_PATIENCE / 2, now) {
+                self.effects.push(Effect::Check { stage, worker });
             }
         }
     }
 
+    /// Tells clients that have heard nothing for a while how their requests fare.
+    fn tell_silent(&mut self, now: Instant) {
+        let is_silent =
+            |session: &&Session| session.accepted && session.last_event + STATUS_INTERVAL <= now;
+        let silent = self.sessions.values().filter(is_silent);
+        for session in silent.map(|session| session.id).collect::<Vec<_>>() {
+            self.tell_state(session, None, None, now);
+        }
+    }
+
     fn on_checked(&mut self, worker: &WorkerId, gone: bool, now: Instant) {
-        self.checking.remove(worker);
         if gone {
             warn!(%worker, "nobody hears the worker, counts as dead");
             self.on_worker_gone(worker, now);

@@ -66,6 +66,11 @@ impl Stopwatch {
         }
     }
 
+    /// When the request arrived.
+    pub(crate) fn arrival(&self) -> Instant {
+        self.arrival
+    }
+
     /// Notes that a step was sent.
     pub(crate) fn step_sent(&mut self, now: Instant) {
         self.first_step.get_or_insert(now);

@@ -196,13 +196,18 @@ pub enum OpenError {
     Runtime(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
+/// How many of the first tokens of two sequences are the same.
+pub(crate) fn common_len(held: &[u32], prompt: &[u32]) -> usize {
+    held.iter().zip(prompt).take_while(|(held, token)| held == token).count()
+}
+
 /// Runs one stage. It lives on one thread: methods take `&mut self` and block.
 pub trait Backend: Send {
     /// Opens a session and returns how many of the first tokens of `prompt` are already cached,
     /// fewer than all: the last row must run to yield a token. A session that is open already
-    /// keeps its cache and returns its length, or 0 if masked positions make a replay from there
-    /// pay. Room for the prompt is promised to it where room is limited; `max_len` is what it is
-    /// expected to reach, in tokens, and no limit.
+    /// keeps its cache and returns how many of its first rows are those of `prompt`, or 0 if masked
+    /// positions make a replay from there pay. Room for the prompt, and for `room` tokens if that is more, is promised to
+    /// it where room is limited.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is opened then.
@@ -210,7 +215,7 @@ pub trait Backend: Send {
         &mut self,
         session: SessionKey,
         prompt: &[u32],
-        max_len: usize,
+        room: usize,
     ) -> Result<usize, OpenError>;
 
     /// Ends a session and frees its memory; unknown sessions are ignored.

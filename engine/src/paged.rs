@@ -386,10 +386,10 @@ impl Backend for PagedBackend {
         &mut self,
         session: SessionKey,
         prompt: &[u32],
-        _max_len: usize,
+        room: usize,
     ) -> Result<usize, OpenError> {
         if let Some(table) = self.sessions.get(&session) {
-            return Ok(table.len());
+            return Ok(table.common_len(prompt));
         }
         let n_sessions = self.sessions.len();
         if n_sessions >= self.max_sessions {
@@ -397,7 +397,7 @@ impl Backend for PagedBackend {
         }
         let block_tokens = self.layout.tokens;
         let mut table = BlockTable::with_prefix(prompt, block_tokens, &self.salt, &mut self.pool);
-        table.promise(prompt.len().div_ceil(block_tokens));
+        table.promise(prompt.len().max(room).div_ceil(block_tokens));
         let promised: usize = self.sessions.values().map(BlockTable::n_promised).sum();
         let needed = table.n_promised();
         let available = self.pool.n_available().saturating_sub(promised);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use stagebus_shards::shard_set::StageFiles;
 
 use crate::backend::{
-    Backend, KvUse, OpenError, SessionKey, StageOutput, StepDone, StepError, StepRows,
+    Backend, KvUse, OpenError, SessionKey, StageOutput, StepDone, StepError, StepRows, common_len,
 };
 use crate::openvino::{self, CompiledModel, InferRequest, InferenceError, Runtime};
 use crate::options::EngineOptions;
@@ -72,6 +72,8 @@ pub struct StatefulInfo {
 struct Session {
     request: InferRequest,
     slots: Slots,
+    /// Token of every row.
+    tokens: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -202,6 +204,8 @@ impl StatefulBackend {
             return Err(error::InferError::Output { expected, found });
         }
         slots.clone_into(&mut session.slots);
+        session.tokens.truncate(start_pos);
+        session.tokens.extend_from_slice(tokens);
         Ok(infer_time)
     }
 }
@@ -210,18 +214,20 @@ impl Backend for StatefulBackend {
     fn open(
         &mut self,
         session: SessionKey,
-        _prompt: &[u32],
-        _max_len: usize,
+        prompt: &[u32],
+        _room: usize,
     ) -> Result<usize, OpenError> {
         if let Some(open) = self.sessions.get(&session) {
-            return Ok(if self.limits.is_bloated(&open.slots) { 0 } else { open.slots.len() });
+            let is_bloated = self.limits.is_bloated(&open.slots);
+            return Ok(if is_bloated { 0 } else { common_len(&open.tokens, prompt) });
         }
         let (n_sessions, max_sessions) = (self.sessions.len(), self.limits.max_sessions);
         if n_sessions >= max_sessions {
             return Err(OpenError::Full { n_sessions, max_sessions });
         }
         let request = self.model.request().map_err(|error| OpenError::Runtime(Box::new(error)))?;
-        self.sessions.insert(session, Session { request, slots: Slots::default() });
+        self.sessions
+            .insert(session, Session { request, slots: Slots::default(), tokens: Vec::new() });
         Ok(0)
     }
 

@@ -256,7 +256,10 @@ fn sessions_are_counted_limited_and_freed() {
     let third = stages[0].open(SessionKey(3), &[1], 10);
     assert!(matches!(third, Err(OpenError::Full { n_sessions: 2, max_sessions: 2 })));
     step(&mut stages, A, 0, &[1, 2, 3]).unwrap();
-    assert_eq!(stages[0].open(A, &[1], 10).unwrap(), 3, "an open session keeps its cache");
+    for (prompt, kept) in [(&[1, 2, 3, 4][..], 3), (&[1, 2, 9, 4], 2), (&[9], 0)] {
+        let cached = stages[0].open(A, prompt, 10).unwrap();
+        assert_eq!(cached, kept, "an open session keeps the rows of {prompt:?}");
+    }
     let used = stages[0].kv_use();
     assert_eq!((used.n_sessions, used.tokens), (2, 3));
     assert!(used.bytes > 0);

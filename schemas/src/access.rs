@@ -3,8 +3,8 @@
 //! | role | publishes | hears |
 //! |---|---|---|
 //! | client | `prompt`, `job`, `cancel`, `probe` | announcements, its own inbox |
-//! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams | `prompt`, `cancel`, `head`, `lost`, `probe`, announcements, the inbox of its model's coordinators |
-//! | worker | steps, `head`, `lost`, announcements of workers, answers to coordinators | steps, control, `lost`, `probe`, the inbox of its model's workers |
+//! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams | `prompt`, `cancel`, `head`, `lost`, `unheard`, `probe`, announcements, the inbox of its model's coordinators |
+//! | worker | steps, `head`, `lost`, announcements of workers, answers to coordinators | steps, control, `lost`, `probe`, announcements of coordinators, the inbox of its model's workers |
 //!
 //! Coordinators and workers act for one model. Answers to a client go to an inbox that carries the
 //! client's name (with an nkey, its public key), so no client hears another's.
@@ -96,6 +96,7 @@ impl Permissions {
                 subjects.cancel_all(),
                 subjects.head_all(),
                 subjects.lost_any(),
+                subjects.unheard_any(),
                 subjects.fleet_all(),
                 subjects.probe(),
                 inbox,
@@ -123,6 +124,7 @@ impl Permissions {
                 subjects.step_all(),
                 subjects.control_all(),
                 subjects.lost_any(),
+                subjects.coordinator_all(),
                 subjects.probe(),
                 inbox,
             ],
@@ -165,6 +167,7 @@ fn below(prefix: &str) -> String {
 mod tests {
     use super::*;
     use crate::ids::{CoordinatorId, RequestId, StageIndex, WorkerId};
+    use crate::subjects::UnheardEvent;
 
     fn covers(pattern: &str, subject: &str) -> bool {
         let (mut pattern, mut subject) = (pattern.split('.'), subject.split('.'));
@@ -189,6 +192,7 @@ mod tests {
         let (ann, ben) = (ann.expect("a name"), ben.expect("a name"));
         let stage = StageIndex::FIRST;
         let (worker, coordinator) = (WorkerId::random(stage), CoordinatorId::random());
+        let unheard = UnheardEvent { client: 1, event: 2 };
         let subjects_of = |model| {
             let subjects = Subjects::new(model);
             vec![
@@ -203,6 +207,7 @@ mod tests {
                 ("step", subjects.step(stage, &worker)),
                 ("control", subjects.control(stage, &worker)),
                 ("head", subjects.head(&coordinator)),
+                ("unheard", subjects.unheard(&coordinator, unheard)),
                 ("fleet worker", subjects.worker(stage, &worker)),
                 ("fleet coordinator", subjects.coordinator(&coordinator)),
             ]
@@ -224,12 +229,20 @@ mod tests {
                     "acknowledge",
                     "read",
                 ],
-                vec!["prompt", "cancel", "probe", "head", "fleet worker", "fleet coordinator"],
+                vec![
+                    "prompt",
+                    "cancel",
+                    "probe",
+                    "head",
+                    "unheard",
+                    "fleet worker",
+                    "fleet coordinator",
+                ],
             ),
             (
                 Permissions::worker(&mine),
                 vec!["step", "head", "fleet worker"],
-                vec!["step", "control", "probe"],
+                vec!["step", "control", "probe", "fleet coordinator"],
             ),
         ];
         for (permissions, publishes, hears) in roles {

@@ -9,6 +9,7 @@
 //! stagebus.v1.<model>.stage.<k>.<worker>.ctl                control requests for a worker
 //! stagebus.v1.<model>.head.<coordinator>                    head rows and faults
 //! stagebus.v1.<model>.lost.<coordinator>.<session>.<epoch>.<step>.<stage>   steps that nobody heard
+//! stagebus.v1.<model>.unheard.<coordinator>.<client>.<event>   events that nobody heard
 //! stagebus.v1.<model>.fleet.<k>.<worker>                    worker announcements
 //! stagebus.v1.<model>.fleet.coordinator.<coordinator>       coordinator announcements
 //! stagebus.v1.<model>.probe                                 asks everybody to announce itself now
@@ -172,6 +173,26 @@ impl Subjects {
         format!("{}.lost.>", self.prefix)
     }
 
+    /// Reply subject of one event to a client, by the coordinator's own numbers. When nobody hears
+    /// the event, the broker answers here: the client is gone, or not back yet.
+    #[must_use]
+    pub fn unheard(&self, coordinator: &CoordinatorId, unheard: UnheardEvent) -> String {
+        let UnheardEvent { client, event } = unheard;
+        format!("{}.unheard.{coordinator}.{client}.{event}", self.prefix)
+    }
+
+    /// The events of all coordinators that nobody heard.
+    #[must_use]
+    pub fn unheard_any(&self) -> String {
+        format!("{}.unheard.>", self.prefix)
+    }
+
+    /// All events of a coordinator that nobody heard.
+    #[must_use]
+    pub fn unheard_all(&self, coordinator: &CoordinatorId) -> String {
+        format!("{}.unheard.{coordinator}.>", self.prefix)
+    }
+
     /// Announcements of a worker.
     #[must_use]
     pub fn worker(&self, stage: StageIndex, worker: &WorkerId) -> String {
@@ -253,9 +274,22 @@ impl Subjects {
                     stage: parse_stage(stage)?,
                 },
             )),
+            ["unheard", coordinator, client, event] => Ok(Subject::Unheard(
+                CoordinatorId::new(*coordinator)?,
+                UnheardEvent { client: parse_number(client)?, event: parse_number(event)? },
+            )),
             _ => Err(unknown()),
         }
     }
+}
+
+/// An event that nobody heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnheardEvent {
+    /// The client, by the coordinator's own count.
+    pub client: u64,
+    /// The event, counted per client.
+    pub event: u64,
 }
 
 /// A step that nobody heard.
@@ -292,6 +326,8 @@ pub enum Subject {
     Head(CoordinatorId),
     /// A step that nobody heard.
     Lost(CoordinatorId, LostStep),
+    /// An event that nobody heard.
+    Unheard(CoordinatorId, UnheardEvent),
     /// Announcements of a worker.
     Worker(StageIndex, WorkerId),
     /// Announcements of a coordinator.

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 pub struct MessageVersion(u16);
 
 impl MessageVersion {
-    /// The version that this build writes and accepts: open/close/drain/stats with sampling and
-    /// priority, forward steps, head rows with log-probabilities, announcements.
-    pub const CURRENT: Self = Self(2);
+    /// The version that this build writes and accepts: open, close, keep, drain and stats with
+    /// sampling and priority, forward steps, head rows with log-probabilities, announcements with
+    /// the progress of inference.
+    pub const CURRENT: Self = Self(3);
 
     /// Returns the number as it stands on the wire.
     #[must_use]

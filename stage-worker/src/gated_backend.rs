@@ -46,9 +46,9 @@ impl Backend for Gated {
         &mut self,
         session: SessionKey,
         prompt: &[u32],
-        max_len: usize,
+        room: usize,
     ) -> Result<usize, OpenError> {
-        self.backend.open(session, prompt, max_len)
+        self.backend.open(session, prompt, room)
     }
 
     fn close(&mut self, session: SessionKey) {

@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use stagebus_bus::PublishError;
 use stagebus_engine::backend::Backend;
@@ -85,6 +86,17 @@ pub(crate) struct InferenceLoad {
     pub decode_us: f64,
     /// Smoothed inference time of a prefill row, in microseconds; 0 before the first.
     pub prefill_row_us: f64,
+    /// The micro-batch that runs.
+    pub running: Option<RunningBatch>,
+}
+
+/// A micro-batch that runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct RunningBatch {
+    /// When it began.
+    pub since: Instant,
+    /// How long it should take, from what was measured; nothing if something in it never was.
+    pub expected: Option<Duration>,
 }
 
 /// How the thread works.

@@ -20,6 +20,7 @@ pub(crate) struct Intake {
     control: Subscription,
     probe: Subscription,
     lost: Subscription,
+    coordinators: Subscription,
     inference: mpsc::Receiver<InferenceEvent>,
     connection: BusEvents,
     ticks: Interval,
@@ -50,6 +51,7 @@ impl Intake {
             control: bus.subscribe(&stage.subjects.control(stage.index, &stage.worker)).await?,
             probe: bus.subscribe(&stage.subjects.probe()).await?,
             lost: bus.subscribe(&stage.subjects.lost_any()).await?,
+            coordinators: bus.subscribe(&stage.subjects.coordinator_all()).await?,
             inference,
             ticks,
             drain: shutdown.drain.clone(),
@@ -74,6 +76,10 @@ impl Intake {
             delivery = self.lost.next() => {
                 let delivery = delivery.ok_or(WorkerError::BrokerClosed)?;
                 Ok(Action::Lost { subject: delivery.subject().to_owned(), told: !delivery.no_responders })
+            }
+            delivery = self.coordinators.next() => {
+                let delivery = delivery.ok_or(WorkerError::BrokerClosed)?;
+                Ok(delivery.decode().map_or(Action::Nothing, Action::Coordinator))
             }
             event = self.inference.recv() => {
                 event.map(Action::Inference).ok_or(WorkerError::InferenceEnded)

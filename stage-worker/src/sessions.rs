@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, Epoch, SessionId, StepNumber, WorkerId};
-use stagebus_schemas::messages::control::{Close, Open};
+use stagebus_schemas::messages::control::{Close, Keep, Open};
 use stagebus_schemas::messages::forward::Step;
 use stagebus_schemas::subjects::LostStep;
 
@@ -29,6 +29,12 @@ use crate::stage::Stage;
 
 /// When a refused session is worth another try: most sessions are short, a second sees some end.
 pub(crate) const RETRY_AFTER_MS: u64 = 1_000;
+
+/// Announcements of a coordinator that may be missing before its sessions count as orphans.
+const ORPHAN_INTERVALS: u32 = 10;
+
+/// The same in time: a coordinator that starves for a while on a busy machine keeps its sessions.
+const ORPHAN_SILENCE: Duration = Duration::from_secs(10);
 
 /// Ended sessions whose way is still known: more than end within the fraction of a millisecond in
 /// which the broker answers that nobody hears a message.
@@ -71,6 +77,8 @@ pub(crate) struct Sessions {
     sessions: HashMap<SessionId, Session>,
     /// Ways of the sessions that ended last.
     ended: VecDeque<(SessionId, Arc<Route>)>,
+    /// Coordinators that were heard, and when each counts as gone.
+    coordinators: HashMap<CoordinatorId, Instant>,
 }
 
 /// What an accepted open did.
@@ -97,7 +105,13 @@ pub(crate) enum Admission {
 
 impl Sessions {
     pub(crate) fn new(stage: Arc<Stage>, max_sessions: usize) -> Self {
-        Self { stage, max_sessions, sessions: HashMap::new(), ended: VecDeque::new() }
+        Self {
+            stage,
+            max_sessions,
+            sessions: HashMap::new(),
+            ended: VecDeque::new(),
+            coordinators: HashMap::new(),
+        }
     }
 
     /// Number of sessions held.
@@ -218,16 +232,59 @@ impl Sessions {
 
     /// Removes the sessions without any activity for `idle` and returns them.
     pub(crate) fn take_idle(&mut self, idle: Duration, now: Instant) -> Vec<SessionId> {
-        let expired: Vec<SessionId> = self
+        self.take(|_, session| now.duration_since(session.last_active) >= idle)
+    }
+
+    /// Notes that a coordinator lives, and how often it says so.
+    pub(crate) fn coordinator_lives(
+        &mut self,
+        coordinator: &CoordinatorId,
+        interval: Duration,
+        now: Instant,
+    ) {
+        let silence = (interval * ORPHAN_INTERVALS).max(ORPHAN_SILENCE);
+        self.coordinators.insert(coordinator.clone(), now + silence);
+    }
+
+    /// Removes the sessions of coordinators that have fallen silent and returns them. One that was
+    /// never heard (it may not be allowed to announce itself) keeps its sessions until they idle.
+    pub(crate) fn take_orphans(&mut self, now: Instant) -> Vec<SessionId> {
+        let silent: Vec<CoordinatorId> = self
+            .coordinators
+            .extract_if(|_, until| *until <= now)
+            .map(|(coordinator, _)| coordinator)
+            .collect();
+        if silent.is_empty() {
+            return Vec::new();
+        }
+        self.take(|_, session| silent.contains(&session.route.coordinator))
+    }
+
+    /// Gives all coordinators a full time to be heard: this side was not listening.
+    pub(crate) fn restart_clocks(&mut self, now: Instant) {
+        for until in self.coordinators.values_mut() {
+            *until = (*until).max(now + ORPHAN_SILENCE);
+        }
+    }
+
+    /// Removes the sessions of a coordinator that it does not name and returns them.
+    pub(crate) fn take_others(&mut self, keep: &Keep) -> Vec<SessionId> {
+        self.take(|id, session| {
+            session.route.coordinator == keep.coordinator && !keep.sessions.contains(id)
+        })
+    }
+
+    fn take(&mut self, which: impl Fn(&SessionId, &Session) -> bool) -> Vec<SessionId> {
+        let taken: Vec<SessionId> = self
             .sessions
             .iter()
-            .filter(|(_, session)| now.duration_since(session.last_active) >= idle)
+            .filter(|(id, session)| which(id, session))
             .map(|(id, _)| *id)
             .collect();
-        for session in &expired {
+        for session in &taken {
             self.end(*session);
         }
-        expired
+        taken
     }
 
     /// The last steps of all sessions whose next worker is that of a step that nobody heard, with

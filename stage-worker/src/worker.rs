@@ -17,9 +17,9 @@ use stagebus_schemas::codec::{self, CodecError, Message};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{Epoch, SessionId, WorkerId};
 use stagebus_schemas::messages::control::{
-    Close, Control, ControlAction, ControlOutcome, ControlReply, Open,
+    Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, Keep, Open,
 };
-use stagebus_schemas::messages::fleet::WorkerState;
+use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerState};
 use stagebus_schemas::messages::forward::{Forward, Step};
 use stagebus_schemas::subjects::{LostStep, Subject};
 use stagebus_schemas::version::MessageVersion;
@@ -45,6 +45,10 @@ pub(crate) enum Action {
     /// A step that nobody heard: the broker's answer to this worker's own message, or what another
     /// worker has told (`told`).
     Lost { subject: String, told: bool },
+    /// A message that cannot be read and concerns nobody here.
+    Nothing,
+    /// A coordinator announced itself.
+    Coordinator(CoordinatorAnnouncement),
     /// News from the inference thread.
     Inference(InferenceEvent),
     /// News from the broker connection.
@@ -113,6 +117,8 @@ pub(crate) struct Worker {
     opening: HashMap<(SessionId, Epoch), Vec<Option<String>>>,
     state: WorkerState,
     drain_until: Option<Instant>,
+    /// Times that messages may have been lost.
+    losses: u64,
     outbox: Vec<Outgoing>,
     counters: Counters,
 }
@@ -127,6 +133,7 @@ impl Worker {
             opening: HashMap::new(),
             state: WorkerState::Ready,
             drain_until: None,
+            losses: 0,
             outbox: Vec::new(),
             counters: Counters::default(),
         }
@@ -165,6 +172,8 @@ impl Worker {
             Action::Lost { subject, told: false } => self.on_lost(subject),
             Action::Inference(event) => self.on_inference(event),
             Action::Connection(event) => self.on_connection(event),
+            Action::Nothing => {}
+            Action::Coordinator(announcement) => self.on_coordinator(&announcement, now),
             Action::Tick => {
                 self.expire_idle(now)?;
                 self.announce();
@@ -292,10 +301,11 @@ impl Worker {
                 Err(error) => ControlOutcome::Failed(error),
             },
             ControlAction::Close(close) => self.close(&close)?,
-            ControlAction::Drain => {
-                self.move_on(WorkerState::Draining, now);
+            ControlAction::Drain(drain) => {
+                self.drain(&drain, now);
                 ControlOutcome::Draining
             }
+            ControlAction::Keep(keep) => self.keep(&keep)?,
             ControlAction::Stats => ControlOutcome::Stats(self.load()),
         };
         self.answer(incoming.reply, outcome);
@@ -348,6 +358,27 @@ impl Worker {
         })
     }
 
+    /// Lets the running sessions end within the time asked for, or replays them elsewhere.
+    fn drain(&mut self, drain: &Drain, now: Instant) {
+        self.move_on(WorkerState::Draining, now);
+        if let Some(until) = drain.within_ms.map(|within| now + Duration::from_millis(within)) {
+            self.drain_until = self.drain_until.map(|set| set.min(until));
+        }
+    }
+
+    /// Ends the sessions of a coordinator that it no longer has.
+    fn keep(&mut self, keep: &Keep) -> Result<ControlOutcome, CommandError> {
+        for session in self.sessions.take_others(keep) {
+            self.counters.expired += 1;
+            tracing::info!(
+                session_id = %session, stage_index = %self.stage.index,
+                "session closed, its coordinator does not have it any more"
+            );
+            self.inference.send(Command::Close { session })?;
+        }
+        Ok(ControlOutcome::Closed)
+    }
+
     /// Passes on that the next worker is gone: the broker tells it only to whoever sent the step.
     /// Every session that goes through that worker is told.
     fn on_lost(&mut self, subject: String) {
@@ -388,7 +419,21 @@ impl Worker {
         }
     }
 
+    /// A coordinator announced itself: its sessions are no orphans.
+    fn on_coordinator(&mut self, announcement: &CoordinatorAnnouncement, now: Instant) {
+        let interval = Duration::from_millis(u64::from(announcement.interval_ms.max(1)));
+        self.sessions.coordinator_lives(&announcement.coordinator, interval, now);
+    }
+
     fn expire_idle(&mut self, now: Instant) -> Result<(), CommandError> {
+        for session in self.sessions.take_orphans(now) {
+            self.counters.expired += 1;
+            tracing::warn!(
+                session_id = %session, stage_index = %self.stage.index,
+                "session closed, its coordinator is gone"
+            );
+            self.inference.send(Command::Close { session })?;
+        }
         for session in self.sessions.take_idle(self.limits.session_idle, now) {
             self.counters.expired += 1;
             tracing::warn!(

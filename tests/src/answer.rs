@@ -3,8 +3,10 @@
 use anyhow::{Context, Result, bail, ensure};
 use stagebus_bus::EventStream;
 use stagebus_schemas::error::ErrorClass;
-use stagebus_schemas::ids::RequestId;
-use stagebus_schemas::messages::public::{Event, FinishReason, Timings, TokenLogprobs, Usage};
+use stagebus_schemas::ids::{RequestId, StageIndex};
+use stagebus_schemas::messages::public::{
+    Event, FinishReason, RequestState, Timings, TokenLogprobs, Usage,
+};
 
 /// A request's answer, complete or not.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -19,6 +21,8 @@ pub struct Answer {
     pub logprobs: Vec<TokenLogprobs>,
     /// Seed of the noise, if tokens are drawn.
     pub seed: Option<u64>,
+    /// What was told of its state, and of which stage.
+    pub states: Vec<(RequestState, Option<StageIndex>)>,
     /// Number of token events.
     pub n_events: usize,
     /// How it ended.
@@ -78,6 +82,7 @@ impl Answer {
                 self.end = Some(End::Failed { class, message });
             }
             _ if self.accepted.is_none() => bail!("{event:?} came before the acceptance"),
+            Event::Status { state, stage, .. } => self.states.push((state, stage)),
             Event::Token { i, text, tokens, logprobs } => {
                 ensure!(i == self.n_events as u64, "token event {i} instead of {}", self.n_events);
                 self.n_events += 1;

@@ -102,7 +102,7 @@ async fn first_token(up: &Up, prompt: &[u32]) -> anyhow::Result<()> {
         match event {
             Event::Token { .. } => return Ok(()),
             Event::Error { class, message, .. } => anyhow::bail!("{message} ({class:?})"),
-            Event::Accepted { .. } | Event::Done { .. } => {}
+            Event::Accepted { .. } | Event::Status { .. } | Event::Done { .. } => {}
         }
     }
     anyhow::bail!("the answer has no token")

@@ -12,7 +12,7 @@ use crate::broker::Broker;
 use crate::{PATIENCE, connect};
 
 fn control() -> Control {
-    Control { version: MessageVersion::CURRENT, action: ControlAction::Drain }
+    Control { version: MessageVersion::CURRENT, action: ControlAction::Stats }
 }
 
 #[tokio::test]

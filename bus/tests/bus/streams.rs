@@ -104,6 +104,14 @@ async fn a_refusal_is_a_complete_stream() {
 }
 
 #[tokio::test]
+async fn events_that_come_again_are_left_out() {
+    let sent = [accepted(), token(0), token(1), accepted(), token(1), token(2), done(), done()];
+    let (seen, end) = run(&sent, true, PATIENCE).await;
+    assert_eq!(seen, [accepted(), token(0), token(1), token(2), done()]);
+    end.expect("a complete stream");
+}
+
+#[tokio::test]
 async fn a_missing_event_is_a_gap() {
     let (seen, end) = run(&[accepted(), token(0), token(2)], true, PATIENCE).await;
     assert_eq!(seen.len(), 2);

@@ -123,6 +123,7 @@ impl Answer {
             _ if self.accepted.is_none() => {
                 Err(unexpected(&event, "before the request's acceptance"))
             }
+            Event::Status { .. } => Ok(String::new()),
             Event::Token { i, .. } if i != self.next_event => {
                 Err(AnswerError::Gap { expected: self.next_event, found: i })
             }
@@ -186,6 +187,7 @@ impl Answer {
 fn unexpected(event: &Event, place: &'static str) -> AnswerError {
     let event = match event {
         Event::Accepted { .. } => "accepted",
+        Event::Status { .. } => "status",
         Event::Token { .. } => "token",
         Event::Done { .. } => "done",
         Event::Error { .. } => "error",

@@ -101,6 +101,7 @@ impl Report {
                 self.seed = seed;
                 Ok(String::new())
             }
+            Event::Status { .. } => Ok(String::new()),
             Event::Token { i, .. } if i != self.next_event => {
                 Err(AnswerError::Gap { expected: self.next_event, found: i })
             }

@@ -136,6 +136,8 @@ impl Keeper {
                 }
                 Step::Over
             }
+            // How a request fares is of the moment.
+            Event::Status { .. } => Step::Goes,
             Event::Token { .. } | Event::Accepted { .. } => {
                 if self.try_store(&event).await {
                     Step::Goes

@@ -52,6 +52,7 @@ impl StoredAnswer {
                 self.text_len += text.len();
                 self.n_token_events += 1;
             }
+            Event::Status { .. } => {}
             Event::Done { .. } | Event::Error { .. } => self.ended = true,
         }
     }

@@ -151,7 +151,14 @@ impl Running {
 
     /// Notes that answers may be lost: those that are not here by `deadline` are.
     pub(crate) fn expect_loss(&mut self, deadline: Instant) {
-        self.lost_at = Some(deadline);
+        if !self.in_flight.is_empty() {
+            self.lost_at = Some(deadline);
+        }
+    }
+
+    /// Since when the oldest step under way has been waiting for its answer.
+    pub(crate) fn waits_since(&self) -> Option<Instant> {
+        (!self.in_flight.is_empty()).then_some(self.last_progress)
     }
 
     /// When the oldest step under way counts as lost, if it may take `timeout`.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use stagebus_schemas::error::ErrorReply;
-use stagebus_schemas::ids::{RequestId, SessionId};
+use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::Close;
 use stagebus_schemas::messages::public::{Event, FinishReason, Usage};
 use tracing::{info, warn};
@@ -46,23 +46,63 @@ impl State {
             && (fault.is_preemption() || session.recoveries < MAX_RECOVERIES);
         if recovers {
             warn!(session_id = %id, error = %fault, "session is replayed");
-            return self.recover(id, !fault.is_preemption(), now);
+            return self.recover(id, &fault, now);
         }
         warn!(session_id = %id, error = %fault, "session failed");
         self.fail(id, fault.reply(), now);
     }
 
-    /// Gives up the places of a running session and looks for new ones, where its prompt and
-    /// output are replayed. The client sees nothing of it. `counts` tells whether it may happen
-    /// only [`MAX_RECOVERIES`] times without a new token.
-    fn recover(&mut self, id: SessionId, counts: bool, now: Instant) {
-        self.close_route(id);
+    /// Looks for new places for a running session, where its prompt and output are replayed as far
+    /// as they are missing. Its workers keep what they have until the new places are known, unless
+    /// it gave way: then it makes room everywhere. The client loses no token and gets none twice.
+    fn recover(&mut self, id: SessionId, fault: &Fault, now: Instant) {
+        let gives_way = fault.is_preemption();
+        let route = self.leave_route(id);
+        if gives_way {
+            self.close_on(id, route);
+        } else if let Some(session) = self.sessions.get_mut(&id) {
+            session.held = route;
+        }
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.recoveries += u32::from(counts);
+        session.recoveries += u32::from(!gives_way);
         self.counters.recoveries += 1;
         match session.enter(SessionState::Routing) {
-            Ok(()) => self.place(id, now),
+            Ok(()) => {
+                if !gives_way {
+                    self.tell_state(id, fault.stage(), Some(fault.to_string()), now);
+                }
+                self.place(id, now);
+            }
             Err(error) => self.fail(id, Fault::from(error).reply(), now),
+        }
+    }
+
+    /// Tells the client how its request fares.
+    pub(super) fn tell_state(
+        &mut self,
+        id: SessionId,
+        stage: Option<StageIndex>,
+        message: Option<String>,
+        now: Instant,
+    ) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.last_event = now;
+        if session.client.job.is_some() {
+            // Nobody waits for it, and what is stored need not tell how it came about.
+            return;
+        }
+        let event = Event::Status { state: session.request_state(), stage, message };
+        let client = session.client.clone();
+        self.effects.push(Effect::Event { session: Some(id), client, event });
+    }
+
+    /// Ends the requests of a client that does not listen any more.
+    pub(super) fn on_client_gone(&mut self, reply: &str, now: Instant) {
+        let gone = self.sessions.values().filter(|session| *session.client.reply == *reply);
+        for id in gone.map(|session| session.id).collect::<Vec<_>>() {
+            info!(session_id = %id, "nobody hears the events, session ends");
+            self.remove(id, now);
+            self.counters.clients_gone += 1;
         }
     }
 
@@ -151,11 +191,29 @@ impl State {
 
     /// Closes a session on the workers that hold it.
     fn close_route(&mut self, id: SessionId) {
-        let Some((epoch, route)) = self.sessions.get(&id).and_then(Session::route) else { return };
-        for (stage, worker) in self.fleet.stages().zip(route) {
-            self.fleet.session_closed(worker);
-            let (worker, close) = (worker.clone(), Close { session: id, epoch });
-            self.effects.push(Effect::Close { stage, worker, close });
-        }
+        let route = self.leave_route(id);
+        self.close_on(id, route);
+        let held = self.sessions.get_mut(&id).and_then(|session| session.held.take());
+        self.close_on(id, held);
+    }
+
+    /// The workers that hold a session or may; they are not counted as such any more.
+    fn leave_route(&mut self, id: SessionId) -> Option<Held> {
+        let (epoch, route) = self.sessions.get(&id).and_then(Session::route)?;
+        let route: Vec<_> = self.fleet.stages().zip(route.iter().cloned()).collect();
+        route.iter().for_each(|(_, worker)| self.fleet.session_closed(worker));
+        Some((epoch, route))
+    }
+
+    fn close_on(&mut self, id: SessionId, held: Option<Held>) {
+        let Some((epoch, workers)) = held else { return };
+        self.effects.extend(workers.into_iter().map(|(stage, worker)| Effect::Close {
+            stage,
+            worker,
+            close: Close { session: id, epoch },
+        }));
     }
 }
+
+/// Workers that hold a session, and the epoch that they know.
+type Held = (Epoch, Vec<(StageIndex, WorkerId)>);

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
-use stagebus_schemas::ids::{SessionId, StageIndex, WorkerId};
+use stagebus_schemas::ids::{Epoch, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{Close, Open};
 use stagebus_schemas::messages::public::Event;
 use tracing::{debug, warn};
@@ -15,8 +15,10 @@ use tracing::{debug, warn};
 use super::State;
 use crate::action::{Effect, OpenAnswer, OpenFailure};
 use crate::drafting::DraftCommand;
-use crate::prefill::usable_prefix;
 use crate::session::{DrafterView, Opening, Placement, Running, SessionState};
+
+/// Pause before workers that were silent are asked again, if there are no others.
+const SILENT_PAUSE: Duration = Duration::from_millis(250);
 
 impl State {
     /// Starts waiting sessions while there are places.
@@ -78,7 +80,16 @@ impl State {
         let mut route = Vec::with_capacity(usize::from(self.model.identity.n_stages));
         let matches = self.prefixes.matches(&session.prompt);
         for stage in self.fleet.stages() {
-            if let Some(worker) = self.fleet.pick(stage, &session.placement.avoid, &matches, now) {
+            let keeps = session.held.iter().flat_map(|(_, held)| held).find(|(held, worker)| {
+                *held == stage
+                    && !session.placement.avoid.contains(worker)
+                    && self.fleet.may_keep(worker, now)
+            });
+            let picked = match keeps {
+                Some((_, worker)) => Some(worker.clone()),
+                None => self.fleet.pick(stage, &session.placement.avoid, &matches, now),
+            };
+            if let Some(worker) = picked {
                 route.push(worker);
                 continue;
             }
@@ -89,14 +100,20 @@ impl State {
                 return self.fail(id, refusal, now);
             }
             if deadline <= now {
-                return self.fail(id, self.no_worker(stage), now);
+                return self.fail(id, self.no_worker(stage, wait), now);
+            }
+            if recovers && !session.placement.avoid.is_empty() {
+                // Whoever was silent may be well again.
+                session.placement.avoid.clear();
+                session.placement.retry_at = Some(now + SILENT_PAUSE);
             }
             if !matches!(session.state(), SessionState::Routing)
                 && let Err(error) = session.enter(SessionState::Routing)
             {
-                self.on_session_fault(id, error.into(), now);
+                return self.on_session_fault(id, error.into(), now);
             }
-            return;
+            let message = format!("stage {stage} has no worker that takes sessions");
+            return self.tell_waiting(id, stage, message, now);
         }
         self.open(id, route, now);
     }
@@ -122,7 +139,15 @@ impl State {
             priority: session.priority,
         };
         let answers = vec![None; route.len()];
-        let opening = Opening { epoch, route: route.clone(), answers };
+        let opening = Opening { epoch, route: route.clone(), answers, last_check: now };
+        if let Some((epoch, held)) = session.held.take() {
+            let left = held.into_iter().filter(|(_, worker)| !route.contains(worker));
+            self.effects.extend(left.map(|(stage, worker)| Effect::Close {
+                stage,
+                worker,
+                close: Close { session: id, epoch },
+            }));
+        }
         if let Err(error) = session.enter(SessionState::Opening(opening)) {
             return self.on_session_fault(id, error.into(), now);
         }
@@ -141,24 +166,41 @@ impl State {
             answers.iter().map(|answer| answer.as_ref().ok().copied()).collect();
         if let Some(cached) = cached {
             let cached_len = cached.into_iter().min().unwrap_or(0) as usize;
-            return self.start(id, Opening { epoch, route, answers: Vec::new() }, cached_len, now);
+            return self.start(id, epoch, route, cached_len, now);
         }
         let mut retry_ms = None;
+        // A session that has begun keeps what it has elsewhere while one worker is replaced. While
+        // it waits for room it must not take any from others.
+        let keeps = session.accepted
+            && !answers.iter().any(|answer| matches!(answer, Err(OpenFailure::Refused(_))));
+        let mut held = Vec::new();
         for ((stage, worker), answer) in self.fleet.stages().zip(route).zip(answers) {
             self.fleet.session_closed(&worker);
-            if matches!(answer, Ok(_) | Err(OpenFailure::Silent)) {
-                let (worker, close) = (worker.clone(), Close { session: id, epoch });
-                self.effects.push(Effect::Close { stage, worker, close });
+            match &answer {
+                Ok(_) if keeps => held.push((stage, worker.clone())),
+                Err(OpenFailure::Gone) => {}
+                Err(OpenFailure::Refused(_)) if !session.accepted => {}
+                Ok(_) | Err(OpenFailure::Silent | OpenFailure::Refused(_)) => {
+                    let (worker, close) = (worker.clone(), Close { session: id, epoch });
+                    self.effects.push(Effect::Close { stage, worker, close });
+                }
             }
-            if let Err(failure) = answer {
-                warn!(session_id = %id, stage_index = %stage, ?failure, "session was not opened");
-                if let OpenFailure::Refused(error) = failure {
+            let Err(failure) = answer else { continue };
+            warn!(session_id = %id, stage_index = %stage, ?failure, "session was not opened");
+            match failure {
+                // It is out of the fleet, unless it announces itself again.
+                OpenFailure::Gone => {}
+                OpenFailure::Silent => {
+                    session.placement.avoid.insert(worker);
+                }
+                OpenFailure::Refused(error) => {
                     retry_ms = retry_ms.max(error.retry_after_ms);
                     session.placement.refusals.push((stage, error));
+                    session.placement.avoid.insert(worker);
                 }
-                session.placement.avoid.insert(worker);
             }
         }
+        session.held = (!held.is_empty()).then_some((epoch, held));
         if let Some(retry_ms) = retry_ms.filter(|_| session.accepted) {
             let wait = self.settings.preempted_wait();
             let deadline = *session.placement.room_deadline.get_or_insert(now + wait);
@@ -166,32 +208,73 @@ impl State {
                 return self.place(id, now);
             }
             // A session that has begun waits for room instead of being refused.
-            session.placement.refusals.clear();
             session.placement.avoid.clear();
             session.placement.deadline = None;
             session.placement.retry_at = Some(now + Duration::from_millis(retry_ms));
+            let full = session.placement.refusals.last().cloned();
+            session.placement.refusals.clear();
             if let Err(error) = session.enter(SessionState::Routing) {
-                self.on_session_fault(id, error.into(), now);
+                return self.on_session_fault(id, error.into(), now);
+            }
+            if let Some((stage, error)) = full {
+                self.tell_waiting(id, stage, error.message, now);
             }
             return;
         }
         self.place(id, now);
     }
 
-    /// Tells the client that its session exists, and sends the first rows.
-    fn start(&mut self, id: SessionId, opened: Opening, cached_len: usize, now: Instant) {
+    /// Tells the client once that its session waits.
+    fn tell_waiting(&mut self, id: SessionId, stage: StageIndex, message: String, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let start_pos = usable_prefix(cached_len, session.prompt.len());
-        self.prefixes.note(&session.prompt, &opened.route);
+        if session.accepted && !std::mem::replace(&mut session.placement.told, true) {
+            self.tell_state(id, Some(stage), Some(message), now);
+        }
+    }
+
+    /// A worker does not answer any more: opens that wait for it are over.
+    pub(super) fn end_opens_on(&mut self, worker: &WorkerId, now: Instant) {
+        let mut done = Vec::new();
+        for session in self.sessions.values_mut() {
+            let id = session.id;
+            let Some(opening) = session.opening_mut() else { continue };
+            let waits = opening.route.iter().zip(&mut opening.answers);
+            for (_, answer) in waits.filter(|(held, answer)| *held == worker && answer.is_none()) {
+                *answer = Some(Err(OpenFailure::Gone));
+                done.push(id);
+            }
+        }
+        done.retain(|id| {
+            let opening = self.sessions.get_mut(id).and_then(|session| session.opening_mut());
+            opening.is_some_and(|opening| opening.answers.iter().all(Option::is_some))
+        });
+        for id in done {
+            self.on_all_answered(id, now);
+        }
+    }
+
+    /// Tells the client that its session exists, and sends the first rows.
+    fn start(
+        &mut self,
+        id: SessionId,
+        epoch: Epoch,
+        route: Vec<WorkerId>,
+        cached_len: usize,
+        now: Instant,
+    ) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let start_pos = session.fill_from(cached_len);
+        self.prefixes.note(&session.prompt, &route);
         let fill = session.plan_fill(start_pos, self.limits.chunk_rows);
         debug!(session_id = %id, n_tokens = session.prompt.len(), kv_len = start_pos, "session opened");
         session.placement = Placement { epoch: session.placement.epoch, ..Placement::default() };
-        let running = Running::new(opened.epoch, opened.route, start_pos, fill, now);
+        let running = Running::new(epoch, route, start_pos, fill, now);
         if let Err(error) = session.enter(SessionState::Running(running)) {
             return self.on_session_fault(id, error.into(), now);
         }
         if !session.accepted {
             session.accepted = true;
+            session.last_event = now;
             session.cached_tokens = u32::try_from(start_pos).unwrap_or(u32::MAX);
             self.effects.push(Effect::Event {
                 session: Some(id),
@@ -211,8 +294,8 @@ impl State {
         self.fill(id, now);
     }
 
-    fn no_worker(&self, stage: StageIndex) -> ErrorReply {
-        let waited = self.settings.route_wait_ms;
+    fn no_worker(&self, stage: StageIndex, waited: Duration) -> ErrorReply {
+        let waited = waited.as_millis();
         let others = match self.fleet.n_refused() {
             0 => String::new(),
             n => format!("; {n} workers of another shard set are not used"),

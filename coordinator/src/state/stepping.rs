@@ -145,6 +145,7 @@ impl State {
             Some(reason) => self.finish(unsettled.session, reason, now),
             None if session.stream => {
                 if let Some(event) = session.transcript.text_event() {
+                    session.last_event = now;
                     let (session, client) = (Some(session.id), session.client.clone());
                     self.effects.push(Effect::Event { session, client, event });
                 }

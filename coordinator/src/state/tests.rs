@@ -17,7 +17,7 @@ use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerSt
 use stagebus_schemas::messages::forward::{Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::messages::public::{
-    Event, FinishReason, Limits, Logprob, PromptInput, Timings, TokenLogprobs, Usage,
+    Event, FinishReason, Limits, Logprob, PromptInput, RequestState, Timings, TokenLogprobs, Usage,
 };
 use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::subjects::LostStep;
@@ -38,6 +38,8 @@ struct Bench {
     state: State,
     now: Instant,
     effects: Vec<Effect>,
+    /// What clients were told of the state of their requests.
+    told: Vec<(RequestState, Option<StageIndex>)>,
 }
 
 impl Bench {
@@ -64,7 +66,7 @@ impl Bench {
         let name = Name { id: CoordinatorId::new("c").unwrap(), host: "h".to_owned() };
         let limits = StepLimits { chunk_rows: settings.prefill_chunk, wanted_rows: 64 };
         let state = State::new(name, settings, model, limits);
-        Self { state, now: Instant::now(), effects: Vec::new() }
+        Self { state, now: Instant::now(), effects: Vec::new(), told: Vec::new() }
     }
 
     /// Applies and settles, as the owner does, and keeps the effects.
@@ -85,8 +87,13 @@ impl Bench {
     }
 
     fn announce(&mut self, name: &str, stage: u16, state: WorkerState) {
+        let announcement = self.announcement(name, stage, state);
+        self.act(Action::Worker(announcement));
+    }
+
+    fn announcement(&self, name: &str, stage: u16, state: WorkerState) -> WorkerAnnouncement {
         let identity = self.state.model.identity.clone();
-        self.act(Action::Worker(WorkerAnnouncement {
+        WorkerAnnouncement {
             version: MessageVersion::CURRENT,
             worker: id(name),
             model: identity.model,
@@ -110,8 +117,9 @@ impl Bench {
                 steps_completed: 0,
                 decode_us: 0,
                 prefill_row_us: 0,
+                ..WorkerLoad::default()
             },
-        }));
+        }
     }
 
     fn request(&mut self, json: &str) {
@@ -186,12 +194,17 @@ impl Bench {
         self.act(Action::Head(head(step, token)));
     }
 
-    /// The events that were sent since the last call, and the ends of events as `None`.
+    /// The events that were sent since the last call, and the ends of events as `None`. Those that
+    /// tell a request's state are in `told`.
     fn events(&mut self) -> Vec<Option<Event>> {
         let mut events = Vec::new();
         self.effects = std::mem::take(&mut self.effects)
             .into_iter()
             .filter_map(|effect| match effect {
+                Effect::Event { event: Event::Status { state, stage, .. }, .. } => {
+                    self.told.push((state, stage));
+                    None
+                }
                 Effect::Event { event, .. } => {
                     events.push(Some(event));
                     None

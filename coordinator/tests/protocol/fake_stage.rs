@@ -184,6 +184,7 @@ impl Inner {
             steps_completed: 0,
             decode_us: 0,
             prefill_row_us: 0,
+            ..WorkerLoad::default()
         }
     }
 
@@ -207,7 +208,13 @@ impl Inner {
                 ControlOutcome::Closed
             }
             ControlAction::Stats => ControlOutcome::Stats(self.load()),
-            ControlAction::Drain => panic!("a coordinator drains nobody"),
+            ControlAction::Keep(keep) => {
+                self.sessions.retain(|session, held| {
+                    held.coordinator != keep.coordinator || keep.sessions.contains(session)
+                });
+                ControlOutcome::Closed
+            }
+            ControlAction::Drain(_) => panic!("a coordinator drains nobody"),
         };
         self.n_sessions.send_replace(self.sessions.len());
         if delivery.reply().is_some() {

@@ -170,6 +170,7 @@ impl Answer {
     pub(crate) fn add(&mut self, event: Event) {
         match event {
             Event::Accepted { .. } => self.n_accepted += 1,
+            Event::Status { .. } => {}
             Event::Token { text, tokens, logprobs, .. } => {
                 self.logprobs.extend(logprobs);
                 self.n_token_events += 1;

@@ -201,7 +201,8 @@ async fn a_dead_worker_of_any_stage_is_noticed_at_its_next_step() {
     for dead in 0..2 {
         let bed = Bed::new(2).await;
         let mut stages = bed.stages(1).await;
-        let _coordinator = bed.coordinator(defaults()).await;
+        let settings = CoordinatorSettings { recovery_wait_ms: 200, ..defaults() };
+        let _coordinator = bed.coordinator(settings).await;
         let prompt = bed.prompt_with_long_answer(400);
         let mut stream = bed.send(&tokens(&prompt, 400)).await;
         let mut answer = Answer::default();

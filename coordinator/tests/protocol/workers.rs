@@ -109,7 +109,8 @@ async fn a_worker_that_leaves_or_fails_ends_its_sessions_and_another_takes_over(
             settings.test.faults.extend(fails.then(|| "fail@7".to_owned()));
         })
         .await;
-        let _coordinator = bed.coordinator(small_chunks()).await;
+        let settings = CoordinatorSettings { recovery_wait_ms: 200, ..small_chunks() };
+        let _coordinator = bed.coordinator(settings).await;
         let prompt = bed.prompt_with_long_answer(400);
         let mut stream = bed.send(&tokens(&prompt, 400)).await;
         let mut answer = Answer::default();
@@ -169,4 +170,44 @@ async fn after_a_restart_of_the_broker_requests_are_served() {
         }
     };
     assert_eq!(answer.tokens, bed.expected(&[1], 3));
+}
+
+#[tokio::test]
+async fn sessions_go_on_when_the_broker_is_back() {
+    let mut bed = Bed::new(2).await;
+    let _workers = workers(&bed, 1).await;
+    let _coordinator = bed.coordinator(small_chunks()).await;
+    let prompt = bed.prompt_with_long_answer(450);
+    let mut stream = bed.send(&tokens(&prompt, 450)).await;
+    let mut answer = Answer::default();
+    for round in 1..=2 {
+        while answer.n_token_events < 100 * round {
+            answer.add(stream.next().await.unwrap().unwrap());
+        }
+        bed.broker.restart().await.unwrap();
+    }
+    while let Some(event) = stream.next().await.unwrap() {
+        answer.add(event);
+    }
+    assert_eq!(answer.error, None);
+    assert!(answer.tokens == bed.expected(&prompt, 450), "other tokens");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_frees_its_session_on_all_stages() {
+    let bed = Bed::new(2).await;
+    let mut stages = bed.stages(1).await;
+    let settings = CoordinatorSettings { client_wait_ms: 50, ..small_chunks() };
+    let _coordinator = bed.coordinator(settings).await;
+    let prompt = bed.prompt_with_long_answer(450);
+    let mut stream = bed.send(&tokens(&prompt, 450)).await;
+    while !matches!(stream.next().await.unwrap(), Some(Event::Token { .. })) {}
+    for stage in &mut stages {
+        stage.holds(1).await;
+    }
+    drop(stream);
+    for stage in &mut stages {
+        stage.idle().await;
+    }
+    assert_eq!(bed.ask(&tokens(&[1], 3)).await.tokens, bed.expected(&[1], 3));
 }

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::blocks::{BlockHash, BlockId, BlockPool};
-use crate::backend::RowPath;
+use crate::backend::{RowPath, common_len};
 
 /// What content hashes depend on beside the tokens.
 #[derive(Debug, Clone)]
@@ -63,6 +63,11 @@ impl BlockTable {
     /// Number of rows.
     pub(super) fn len(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// How many of the first rows are those of `prompt`.
+    pub(super) fn common_len(&self, prompt: &[u32]) -> usize {
+        common_len(&self.tokens, prompt)
     }
 
     /// Promises that the session will hold this many blocks.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::backend::{
-    Backend, KvUse, OpenError, SessionKey, StageOutput, StepDone, StepError, StepRows,
+    Backend, KvUse, OpenError, SessionKey, StageOutput, StepDone, StepError, StepRows, common_len,
 };
 use crate::stage::StageSpec;
 use crate::testing::fault::{Fault, InjectedFault};
@@ -57,7 +57,7 @@ pub struct TestBackend {
 #[derive(Debug, Default)]
 struct Session {
     chains: Vec<Vec<u64>>,
-    len: usize,
+    tokens: Vec<u32>,
 }
 
 impl TestBackend {
@@ -82,7 +82,7 @@ impl TestBackend {
     }
 
     fn kv_tokens(&self) -> usize {
-        self.sessions.values().map(|session| session.len).sum()
+        self.sessions.values().map(|session| session.tokens.len()).sum()
     }
 
     /// The faults of the step that runs now.
@@ -104,8 +104,8 @@ impl TestBackend {
         let key = step.session;
         let session = self.sessions.get(&key).ok_or(StepError::UnknownSession { session: key })?;
         let limit = self.model.context_length;
-        let n_rows = check_step(step, &self.spec, session.len, limit)?;
-        let held = self.kv_tokens() - session.len;
+        let n_rows = check_step(step, &self.spec, session.tokens.len(), limit)?;
+        let held = self.kv_tokens() - session.tokens.len();
         let available = self.options.max_kv_tokens.saturating_sub(held + step.start_pos);
         if n_rows > available {
             return Err(StepError::OutOfBlocks { session: key, needed: n_rows, available });
@@ -152,7 +152,8 @@ impl TestBackend {
                 *state = model.layer(layer, next, step.start_pos + row);
             }
         }
-        session.len = step.start_pos + states.len();
+        session.tokens.truncate(step.start_pos);
+        session.tokens.extend_from_slice(step.tokens);
         states
     }
 
@@ -175,10 +176,10 @@ impl Backend for TestBackend {
         &mut self,
         session: SessionKey,
         prompt: &[u32],
-        _max_len: usize,
+        room: usize,
     ) -> Result<usize, OpenError> {
         if let Some(open) = self.sessions.get(&session) {
-            return Ok(open.len);
+            return Ok(common_len(&open.tokens, prompt));
         }
         let now = self.n_opens;
         self.n_opens += 1;
@@ -190,13 +191,13 @@ impl Backend for TestBackend {
         if n_sessions >= max_sessions {
             return Err(OpenError::Full { n_sessions, max_sessions });
         }
-        let (needed, total) = (prompt.len(), self.options.max_kv_tokens);
+        let (needed, total) = (prompt.len().max(room), self.options.max_kv_tokens);
         let available = total.saturating_sub(self.kv_tokens());
         if needed > available {
             return Err(OpenError::OutOfBlocks { needed, available, total });
         }
         let chains = vec![Vec::new(); self.spec.layers.len()];
-        self.sessions.insert(session, Session { chains, len: 0 });
+        self.sessions.insert(session, Session { chains, tokens: Vec::new() });
         Ok(0)
     }
 

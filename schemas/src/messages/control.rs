@@ -10,6 +10,9 @@ use crate::messages::forward::{MAX_STAGES, MAX_TEXT_BYTES};
 use crate::messages::sampling::Sampling;
 use crate::version::MessageVersion;
 
+/// Most sessions that a coordinator may run.
+pub const MAX_SESSIONS: usize = 1 << 16;
+
 /// A request to a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,7 +32,9 @@ pub enum ControlAction {
     /// End a session and free its KV cache; unknown sessions are no error.
     Close(Close),
     /// Take no new sessions; leave when the running ones have ended.
-    Drain,
+    Drain(Drain),
+    /// End the sessions of a coordinator that it no longer has.
+    Keep(Keep),
     /// Report load.
     Stats,
 }
@@ -94,6 +99,27 @@ pub struct Close {
     pub epoch: Epoch,
 }
 
+/// Lets a worker leave.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Drain {
+    /// How long the running sessions may take, in milliseconds; those that still run then are
+    /// replayed on other workers. The worker's own setting when absent, and at most that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within_ms: Option<u64>,
+}
+
+/// The sessions that a coordinator has on a worker. It says so after a broken connection: the word
+/// that a session is over may have been lost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Keep {
+    /// The coordinator.
+    pub coordinator: CoordinatorId,
+    /// Its sessions; all others of it end.
+    pub sessions: Vec<SessionId>,
+}
+
 /// The answer to a [`Control`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -113,7 +139,7 @@ pub enum ControlOutcome {
         /// Cached prefix, in tokens.
         cached_len: u32,
     },
-    /// The session is gone.
+    /// The session is gone, or all that were not to be kept.
     Closed,
     /// The worker drains.
     Draining,
@@ -129,7 +155,16 @@ impl Message for Control {
     }
 
     fn validate(&self) -> Result<(), CodecError> {
-        let ControlAction::Open(open) = &self.action else { return Ok(()) };
+        let open = match &self.action {
+            ControlAction::Open(open) => open,
+            ControlAction::Keep(keep) => {
+                let n_sessions = keep.sessions.len();
+                return check_count("sessions", n_sessions, 0..=MAX_SESSIONS, "at most 65536");
+            }
+            ControlAction::Close(_) | ControlAction::Drain(_) | ControlAction::Stats => {
+                return Ok(());
+            }
+        };
         check_count("route", open.route.len(), 1..=MAX_STAGES, "one worker per stage")?;
         let bytes = open.fingerprint.len();
         check_count("fingerprint", bytes, 1..=MAX_TEXT_BYTES, "1 to 256 bytes of text")?;

@@ -20,7 +20,7 @@ pub enum WorkerState {
 }
 
 /// Load of a worker.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerLoad {
     /// Sessions held.
@@ -42,6 +42,14 @@ pub struct WorkerLoad {
     pub decode_us: u32,
     /// Smoothed inference time of one prefill row, in microseconds; 0 before the first.
     pub prefill_row_us: u32,
+    /// How long the micro-batch that runs has been running, in milliseconds; 0 if none runs.
+    pub busy_ms: u32,
+    /// How long that micro-batch was expected to take, in milliseconds, at least 1; 0 if nothing
+    /// of its kind has been measured, or none runs.
+    pub expected_ms: u32,
+    /// Times since the start that messages to the worker may have been lost: a broken connection,
+    /// or a subscription that was full.
+    pub losses: u64,
 }
 
 /// A worker's announcement, sent at a fixed interval, on every change of state and when probed.

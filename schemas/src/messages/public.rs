@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorClass;
-use crate::ids::RequestId;
+use crate::ids::{RequestId, StageIndex};
 use crate::messages::control::Priority;
 
 pub use validate::{Limits, PromptInput, RequestError, ValidRequest};
@@ -169,7 +169,23 @@ pub struct TokenLogprobs {
     pub top: Vec<Logprob>,
 }
 
+/// What a request that has been accepted waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestState {
+    /// Its prompt is being read.
+    Prefilling,
+    /// Its tokens are being generated.
+    Generating,
+    /// It lost its place; what it had is being rebuilt elsewhere. No token is lost or repeated.
+    Recovering,
+    /// As `recovering`, but a stage has no worker, or no room, at the moment.
+    Waiting,
+}
+
 /// One event of the answer. The stream ends with `done` or `error`, then an empty message.
+///
+/// More kinds of events may come in later versions: a client skips those that it does not know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
@@ -182,6 +198,18 @@ pub enum Event {
         /// Seed of the noise, if the request samples: with it the request can be repeated.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seed: Option<u64>,
+    },
+    /// How the request fares: sent when it loses its place, and after a second without another
+    /// event, so that a client knows that somebody still works for it.
+    Status {
+        /// What it waits for.
+        state: RequestState,
+        /// The stage that it lost or waits for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stage: Option<StageIndex>,
+        /// What happened, for people.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<String>,
     },
     /// New text.
     Token {

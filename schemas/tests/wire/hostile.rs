@@ -87,7 +87,7 @@ fn another_version_is_told_as_that_whatever_else_it_holds() {
 
 #[test]
 fn an_unknown_field_of_this_version_is_refused_by_name() {
-    let message = serde_json::json!({"version": MessageVersion::CURRENT.number(), "action": "drain", "surprise": 1});
+    let message = serde_json::json!({"version": MessageVersion::CURRENT.number(), "action": "stats", "surprise": 1});
     let bytes = codec::encode_public(ContentType::MessagePack, &message).expect("encodes");
     let error = codec::decode::<Control>(&bytes).expect_err("unknown field");
     assert!(matches!(error, CodecError::MessagePack(_)));

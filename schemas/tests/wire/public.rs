@@ -41,7 +41,7 @@ fn the_documented_events_are_written() {
     assert!(matches!(events[0], Event::Accepted { prompt_tokens: 9, .. }));
     assert!(matches!(events[1], Event::Accepted { seed: Some(9_007_199_254_740_991), .. }));
     assert!(matches!(&events[2], Event::Token { i: 0, logprobs, .. } if logprobs.len() == 1));
-    assert_eq!(events.len(), 10);
+    assert_eq!(events.len(), 14);
 }
 
 #[test]

@@ -11,7 +11,8 @@ use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
 };
 use stagebus_schemas::messages::control::{
-    Close, Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Open, Priority,
+    Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, HeadMode, Keep, Open,
+    Priority,
 };
 use stagebus_schemas::messages::fleet::{
     CoordinatorAnnouncement, WorkerAnnouncement, WorkerLoad, WorkerState,
@@ -19,7 +20,8 @@ use stagebus_schemas::messages::fleet::{
 use stagebus_schemas::messages::forward::{Forward, Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::messages::public::{
-    ChatMessage, Event, FinishReason, Logprob, PromptRequest, Timings, TokenLogprobs, Usage,
+    ChatMessage, Event, FinishReason, Logprob, PromptRequest, RequestState, Timings, TokenLogprobs,
+    Usage,
 };
 use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::tensor::{Dtype, Tensor};
@@ -190,14 +192,18 @@ fn control() -> impl Strategy<Value = Control> {
     prop_oneof![
         open().prop_map(ControlAction::Open),
         position().prop_map(|(session, epoch, _)| ControlAction::Close(Close { session, epoch })),
-        Just(ControlAction::Drain),
+        option::of(any::<u64>()).prop_map(|within_ms| ControlAction::Drain(Drain { within_ms })),
+        (coordinator(), vec(any::<u64>(), 0..4)).prop_map(|(coordinator, sessions)| {
+            let sessions = sessions.into_iter().map(SessionId::from_u64).collect();
+            ControlAction::Keep(Keep { coordinator, sessions })
+        }),
         Just(ControlAction::Stats),
     ]
     .prop_map(|action| Control { version: MessageVersion::CURRENT, action })
 }
 
 fn load() -> impl Strategy<Value = WorkerLoad> {
-    any::<([u32; 5], [u64; 4])>().prop_map(|(small, large)| WorkerLoad {
+    any::<([u32; 7], [u64; 5])>().prop_map(|(small, large)| WorkerLoad {
         n_sessions: small[0],
         max_sessions: small[1],
         queue_depth: small[2],
@@ -207,6 +213,9 @@ fn load() -> impl Strategy<Value = WorkerLoad> {
         steps_completed: large[2],
         decode_us: small[3],
         prefill_row_us: small[4],
+        busy_ms: small[5],
+        expected_ms: small[6],
+        losses: large[4],
     })
 }
 
@@ -363,6 +372,11 @@ fn event() -> impl Strategy<Value = Event> {
         (TOKEN, any::<u32>(), any::<Option<u64>>()).prop_map(|(id, prompt_tokens, seed)| {
             let request_id = RequestId::new(id).expect("a token");
             Event::Accepted { request_id, prompt_tokens, seed }
+        }),
+        (0_u16..4, option::of(any::<String>())).prop_map(|(stage, message)| Event::Status {
+            state: RequestState::Waiting,
+            stage: Some(StageIndex::new(stage)),
+            message,
         }),
         (any::<u64>(), any::<String>(), tokens(), logprobs())
             .prop_map(|(i, text, tokens, logprobs)| Event::Token { i, text, tokens, logprobs }),

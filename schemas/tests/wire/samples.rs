@@ -6,7 +6,8 @@ use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, SessionId, StageIndex, StepNumber, WorkerId,
 };
 use stagebus_schemas::messages::control::{
-    Close, Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Open, Priority,
+    Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, HeadMode, Keep, Open,
+    Priority,
 };
 use stagebus_schemas::messages::fleet::{
     CoordinatorAnnouncement, WorkerAnnouncement, WorkerLoad, WorkerState,
@@ -40,6 +41,7 @@ pub(crate) fn all() -> Vec<Sample> {
     let action = |action| Control { version: MessageVersion::CURRENT, action };
     let outcome = |outcome| ControlReply { version: MessageVersion::CURRENT, outcome };
     let close = Close { session: session(), epoch: Epoch::new(2) };
+    let keep = Keep { coordinator: coordinator(), sessions: vec![session()] };
     vec![
         sample("forward_first", &forward_first()),
         sample("forward_f32", &forward(Dtype::F32)),
@@ -48,7 +50,8 @@ pub(crate) fn all() -> Vec<Sample> {
         sample("head", &head()),
         sample("control_open", &action(ControlAction::Open(open()))),
         sample("control_close", &action(ControlAction::Close(close))),
-        sample("control_drain", &action(ControlAction::Drain)),
+        sample("control_drain", &action(ControlAction::Drain(Drain { within_ms: Some(5000) }))),
+        sample("control_keep", &action(ControlAction::Keep(keep))),
         sample("control_stats", &action(ControlAction::Stats)),
         sample("reply_opened", &outcome(ControlOutcome::Opened { cached_len: 32 })),
         sample("reply_closed", &outcome(ControlOutcome::Closed)),
@@ -205,6 +208,9 @@ fn load() -> WorkerLoad {
         steps_completed: 123_456,
         decode_us: 5000,
         prefill_row_us: 800,
+        busy_ms: 12,
+        expected_ms: 9,
+        losses: 1,
     }
 }
 

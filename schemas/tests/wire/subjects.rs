@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
 };
-use stagebus_schemas::subjects::{LostStep, Subject, Subjects};
+use stagebus_schemas::subjects::{LostStep, Subject, Subjects, UnheardEvent};
 
 /// The broker's limit for a subject with its protocol line.
 const MAX_SUBJECT_BYTES: usize = 1024;
@@ -33,6 +33,7 @@ proptest! {
             step: StepNumber::new(numbers.2),
             stage,
         };
+        let unheard = UnheardEvent { client: numbers.0, event: u64::from(numbers.1) };
         let built = [
             (subjects.prompt(), Subject::Prompt),
             (subjects.probe(), Subject::Probe),
@@ -44,6 +45,10 @@ proptest! {
             (subjects.worker(stage, &worker), Subject::Worker(stage, worker.clone())),
             (subjects.head(&coordinator), Subject::Head(coordinator.clone())),
             (subjects.coordinator(&coordinator), Subject::Coordinator(coordinator.clone())),
+            (
+                subjects.unheard(&coordinator, unheard),
+                Subject::Unheard(coordinator.clone(), unheard),
+            ),
             (subjects.lost(&coordinator, &lost), Subject::Lost(coordinator, lost)),
         ];
         for (text, subject) in built {

@@ -31,8 +31,13 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
     /// Opens a session in the backend. An interactive one takes the room of batch sessions.
     pub(super) fn open_backend(&mut self, open: &Open) -> Result<usize, OpenError> {
         let key = key_of(open.session);
+        let holds_rows = self.sessions.get(&key).is_some_and(|held| held.holds_rows);
+        let prompt_len = (open.prompt_len as usize).min(open.prompt.len());
+        // Generated rows may only be taken over from the session itself: what others prefilled
+        // went another path.
+        let rows = if holds_rows { &open.prompt[..] } else { &open.prompt[..prompt_len] };
         loop {
-            let opened = self.backend.open(key, &open.prompt, open.max_len as usize);
+            let opened = self.backend.open(key, rows, open.prompt.len());
             let victim = match (&opened, open.priority) {
                 (Err(OpenError::OutOfBlocks { needed, total, .. }), Priority::Interactive)
                     if needed <= total =>

@@ -85,6 +85,12 @@ impl Bench {
         self.open_with(open(session, epoch))
     }
 
+    /// Opens a session again whose tokens are known.
+    fn open_again(&mut self, session: u64, epoch: u32, tokens: &[u32]) -> Result<u32, ErrorReply> {
+        let prompt_len = u32_of(tokens.len());
+        self.open_with(Open { prompt: tokens.to_vec(), prompt_len, ..open(session, epoch) })
+    }
+
     fn open_with(&mut self, open: Open) -> Result<u32, ErrorReply> {
         self.inference.send(Command::Open(Box::new(open))).expect("room");
         match self.events.blocking_recv().expect("the thread lives") {
@@ -179,9 +185,13 @@ fn a_session_gives_the_tokens_of_the_model() {
     let mut bench = Bench::new(TestOptions::default(), usize::MAX);
     assert_eq!(bench.open(1, 0), Ok(0));
     let prompt = [3, 1, 4, 1, 5];
-    assert_eq!(bench.generate(1, 0, &prompt, 8), model().expected(&prompt, 8));
-    // A higher epoch keeps the cache, and a step at position 0 rewinds it.
-    assert_eq!(bench.open(1, 1), Ok(12));
+    let output = model().expected(&prompt, 8);
+    assert_eq!(bench.generate(1, 0, &prompt, 8), output);
+    // A higher epoch keeps what is still right of the cache, and a step at position 0 rewinds it.
+    let mut all = [&prompt[..], &output].concat();
+    assert_eq!(bench.open_again(1, 1, &all), Ok(12));
+    all[7] = output[2] + 1;
+    assert_eq!(bench.open_again(1, 1, &all), Ok(7));
     assert_eq!(bench.generate(1, 1, &prompt, 8), model().expected(&prompt, 8));
     // A closed session starts empty.
     bench.inference.send(Command::Close { session: SessionId::from_u64(1) }).expect("room");
@@ -241,7 +251,7 @@ fn a_step_behind_a_hole_is_refused_and_keeps_the_cache() {
     bench.run(1, 0, 1, 9, &[3]);
     assert_eq!(bench.fault().error.class, ErrorClass::StepGap);
     bench.run(1, 0, 2, 2, &[3]);
-    assert_eq!(bench.open(1, 1), Ok(2));
+    assert_eq!(bench.open_again(1, 1, &[1, 2, 3]), Ok(2));
     bench.run(1, 1, 0, 2, &[3]);
     let token = bench.step_done().rows[0].token;
     assert_eq!(vec![token], model().expected(&[1, 2, 3], 1));
@@ -260,13 +270,13 @@ fn a_result_too_large_for_the_broker_is_a_fault_of_the_request() {
         start_pos: 0,
         phase: Phase::Prefill,
         wanted: tokens.clone(),
-        tokens,
+        tokens: tokens.clone(),
         trace: vec![],
     };
     let job = Job::new(step, None, Arc::clone(&bench.route), Instant::now());
     bench.inference.send(Command::Run(vec![job])).expect("room");
     assert_eq!(bench.fault().error.class, ErrorClass::InvalidRequest);
-    assert_eq!(bench.open(1, 1), Ok(40));
+    assert_eq!(bench.open_again(1, 1, &tokens), Ok(40));
     assert_eq!(bench.generate(1, 1, &[5, 6], 3), model().expected(&[5, 6], 3));
 }
 

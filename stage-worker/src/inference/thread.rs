@@ -17,8 +17,8 @@ use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::tensor::Dtype;
 use tokio::sync::{mpsc, watch};
 
-use super::times::Times;
-use super::{Command, InferenceEvent, InferenceLoad, InferenceOptions};
+use super::times::{self, Times};
+use super::{Command, InferenceEvent, InferenceLoad, InferenceOptions, RunningBatch};
 use crate::heads::Heads;
 use crate::results::{self, Job, Outgoing, Output, ResultError, RunTime, key_of, u32_of};
 use crate::schedule::{Class, FIRST_TOKEN_ROWS, MAX_DECODE_ROWS, Next, Part, Schedule, Waiting};
@@ -200,6 +200,11 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
     fn run_batch(&mut self, batch: &mut Vec<Part<Job>>) {
         let started = Instant::now();
         let mut times = Times::default();
+        let parts = batch.iter().map(|part| (part.waiting.step.step.phase, part.n_rows));
+        self.load.send_modify(|load| {
+            let expected = times::expected(load, parts);
+            load.running = Some(RunningBatch { since: started, expected });
+        });
         let ran = self.infer(batch, started, &mut times);
         let infer = ran.iter().flatten().map(|ran| ran.time.infer).max().unwrap_or_default();
         let (mut finished, mut failed, mut starved) = (Vec::new(), Vec::new(), Vec::new());
@@ -236,7 +241,10 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         }
         self.make_room(starved);
         self.schedule.ran(self.origin.elapsed(), infer);
-        self.report(|load| times.smooth_into(load));
+        self.report(|load| {
+            load.running = None;
+            times.smooth_into(load);
+        });
     }
 
     /// Runs the parts; the answers stand in their order.

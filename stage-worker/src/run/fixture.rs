@@ -28,6 +28,7 @@ use tokio::time::timeout;
 
 use crate::config::WorkerSettings;
 use crate::error::WorkerError;
+use crate::results::u32_of;
 use crate::run::serve;
 use crate::shutdown::Shutdown;
 use crate::stage::Stage;
@@ -133,9 +134,16 @@ impl Chain {
 
     /// Opens a session on every stage and returns the cached length that all share.
     pub(super) async fn open(&self, session: SessionId, epoch: u32) -> u32 {
+        self.open_again(session, epoch, &[]).await
+    }
+
+    /// The same for a session whose tokens are known.
+    pub(super) async fn open_again(&self, session: SessionId, epoch: u32, tokens: &[u32]) -> u32 {
         let mut shared = u32::MAX;
         for stage in 0..self.workers.len() {
-            let open = ControlAction::Open(self.open_message(session, epoch));
+            let prompt_len = u32_of(tokens.len());
+            let message = self.open_message(session, epoch);
+            let open = ControlAction::Open(Open { prompt: tokens.to_vec(), prompt_len, ..message });
             match self.control(stage, open).await {
                 ControlOutcome::Opened { cached_len } => shared = shared.min(cached_len),
                 outcome => panic!("session not opened: {outcome:?}"),

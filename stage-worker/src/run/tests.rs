@@ -6,7 +6,7 @@ use stagebus_engine::testing::{Fault, TestModel, TestOptions};
 use stagebus_fleet::{BrokerOptions, LocalBroker};
 use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::ids::SessionId;
-use stagebus_schemas::messages::control::{ControlAction, ControlOutcome};
+use stagebus_schemas::messages::control::{ControlAction, ControlOutcome, Drain};
 use stagebus_schemas::messages::fleet::WorkerState;
 use stagebus_schemas::messages::forward::StageTime;
 use stagebus_schemas::subjects::Subject;
@@ -113,7 +113,8 @@ async fn a_higher_epoch_goes_on_where_the_cache_ends() {
     let session = SessionId::random();
     chain.open(session, 0).await;
     let tokens = chain.generate(session, 0, &PROMPT, 4).await;
-    assert_eq!(chain.open(session, 1).await, 8);
+    let all = [&PROMPT[..], &tokens].concat();
+    assert_eq!(chain.open_again(session, 1, &all).await, 8);
     chain.send(step(session, 1, 0, 8, &[tokens[3]])).await;
     let next_token = chain.step_done().await.rows[0].token;
     assert_eq!(next_token, chain.model.expected(&PROMPT, 5)[4]);
@@ -260,7 +261,10 @@ async fn a_drained_worker_finishes_its_session_and_leaves() {
     let mut chain = Chain::start(1, Setup::default()).await;
     let (session, id) = (SessionId::random(), chain.workers[0].id.clone());
     chain.open(session, 0).await;
-    assert_eq!(chain.control(0, ControlAction::Drain).await, ControlOutcome::Draining);
+    assert_eq!(
+        chain.control(0, ControlAction::Drain(Drain::default())).await,
+        ControlOutcome::Draining
+    );
     chain.announced(&id, WorkerState::Draining).await;
     let refused = chain.open_message(SessionId::random(), 0);
     let error = failure(chain.control(0, ControlAction::Open(refused)).await);

@@ -1,5 +1,7 @@
 //! What a worker shows of itself, and what it sees of its connection.
 
+use std::time::{Duration, Instant};
+
 use stagebus_bus::BusEvent;
 use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad};
 use stagebus_schemas::version::MessageVersion;
@@ -31,17 +33,24 @@ impl Worker {
         self.post(subject, &announcement);
     }
 
-    /// Steps that were lost show as gaps in their numbers, so nothing is repaired here.
+    /// Nothing is repaired here: the announced number of losses tells the coordinators to look
+    /// after their steps.
     pub(super) fn on_connection(&mut self, event: BusEvent) {
         let stage_index = self.stage.index;
         match event {
             BusEvent::Connected => {
                 tracing::info!(%stage_index, "connected to the broker");
+                self.sessions.restart_clocks(Instant::now());
                 self.announce();
             }
-            BusEvent::Disconnected => tracing::warn!(%stage_index, "connection to the broker lost"),
+            BusEvent::Disconnected => {
+                self.losses += 1;
+                tracing::warn!(%stage_index, "connection to the broker lost");
+            }
             BusEvent::SlowConsumer => {
+                self.losses += 1;
                 tracing::warn!(%stage_index, "messages dropped, this worker reads too slowly");
+                self.announce();
             }
             BusEvent::Missed(n) => tracing::warn!(%stage_index, n, "connection events missed"),
             BusEvent::LameDuck => tracing::warn!(%stage_index, "the broker will end soon"),
@@ -63,7 +72,14 @@ impl Worker {
             reason = "smoothed non-negative u32 measurements"
         )]
         let whole = |us: f64| us.round() as u32;
+        let running = load.running.filter(|_| self.inference.queued() > 0);
+        let ms = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
         WorkerLoad {
+            busy_ms: running.map_or(0, |batch| ms(batch.since.elapsed())),
+            expected_ms: running
+                .and_then(|batch| batch.expected)
+                .map_or(0, |expected| ms(expected).max(1)),
+            losses: self.losses,
             n_sessions: u32_of(self.sessions.len()),
             max_sessions: u32_of(self.limits.max_sessions),
             queue_depth: self.inference.queued(),

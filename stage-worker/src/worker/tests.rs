@@ -3,7 +3,7 @@
 use std::sync::mpsc::Receiver;
 
 use stagebus_schemas::ids::{CoordinatorId, StepNumber};
-use stagebus_schemas::messages::control::{HeadMode, Priority};
+use stagebus_schemas::messages::control::{Drain, HeadMode, Keep, Priority};
 use stagebus_schemas::messages::fleet::WorkerAnnouncement;
 use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::messages::head::{Head, StepFault};
@@ -426,7 +426,7 @@ fn closing_frees_the_session_and_stale_closes_do_not() {
 #[test]
 fn a_drained_worker_leaves_with_its_last_session() {
     let mut bench = Bench::with_sessions(&[1]);
-    bench.control(ControlAction::Drain);
+    bench.control(ControlAction::Drain(Drain::default()));
     assert_eq!(bench.states(), vec![WorkerState::Draining]);
     assert!(!bench.worker.has_left());
     bench.control(ControlAction::Open(open(2, 0)));
@@ -509,4 +509,97 @@ fn the_news_that_nobody_hears_the_next_worker_is_passed_on_once() {
     bench.apply(Action::Lost { subject: "stagebus.v1.tiny.lost.owner".to_owned(), told: false });
     assert!(bench.sent().is_empty());
     assert_eq!(bench.worker.counters().unheard, 1);
+}
+
+/// Sessions that the inference thread was told to end.
+fn ended(bench: &Bench) -> Vec<u64> {
+    let session = |command| match command {
+        Command::Close { session } => Some(session.as_u64()),
+        Command::Open(_) | Command::Run(_) => None,
+    };
+    bench.commands().into_iter().filter_map(session).collect()
+}
+
+fn coordinator(name: &str) -> CoordinatorAnnouncement {
+    CoordinatorAnnouncement {
+        version: MessageVersion::CURRENT,
+        coordinator: CoordinatorId::new(name).expect("valid"),
+        model: "tiny".parse().expect("valid"),
+        fingerprint: FINGERPRINT.to_owned(),
+        n_stages: 2,
+        host: "there".to_owned(),
+        accepting: true,
+        interval_ms: 500,
+        n_sessions: 1,
+        requests_done: 0,
+        tokens_out: 0,
+        tokens_drafted: 0,
+        tokens_accepted: 0,
+        recoveries: 0,
+    }
+}
+
+#[test]
+fn the_sessions_of_a_coordinator_that_falls_silent_end() {
+    let mut bench = Bench::with_sessions(&[1]);
+    let wait = |bench: &mut Bench, seconds| {
+        bench.now += Duration::from_secs(seconds);
+        bench.apply(Action::Tick);
+        ended(bench)
+    };
+    assert_eq!(
+        wait(&mut bench, 60),
+        Vec::<u64>::new(),
+        "a coordinator that was never heard is not missed"
+    );
+    bench.apply(Action::Coordinator(coordinator("owner")));
+    bench.apply(Action::Coordinator(coordinator("other")));
+    assert_eq!(wait(&mut bench, 6), Vec::<u64>::new());
+    bench.apply(Action::Coordinator(coordinator("owner")));
+    assert_eq!(wait(&mut bench, 6), Vec::<u64>::new());
+    assert_eq!(wait(&mut bench, 10), [1]);
+    assert_eq!(bench.worker.counters().expired, 1);
+}
+
+#[test]
+fn a_coordinator_that_lost_touch_says_which_sessions_it_still_has() {
+    let mut bench = Bench::with_sessions(&[1, 2]);
+    let keep = |name: &str| {
+        let coordinator = CoordinatorId::new(name).expect("valid");
+        ControlAction::Keep(Keep { coordinator, sessions: vec![SessionId::from_u64(2)] })
+    };
+    bench.control(keep("another"));
+    assert_eq!(ended(&bench), Vec::<u64>::new());
+    bench.control(keep("owner"));
+    assert_eq!(ended(&bench), [1]);
+    assert_eq!(bench.outcomes(), [ControlOutcome::Closed, ControlOutcome::Closed]);
+}
+
+#[test]
+fn losses_are_announced_at_once_and_after_a_broken_connection() {
+    let mut bench = Bench::with_sessions(&[1]);
+    let losses = |bench: &mut Bench| -> Vec<u64> {
+        let sent = bench.sent();
+        let of = |message: &Outgoing| codec::decode::<WorkerAnnouncement>(&message.payload).ok();
+        sent.iter().filter_map(of).map(|announcement| announcement.load.losses).collect()
+    };
+    bench.apply(Action::Connection(BusEvent::SlowConsumer));
+    assert_eq!(losses(&mut bench), [1]);
+    bench.apply(Action::Connection(BusEvent::Disconnected));
+    bench.apply(Action::Connection(BusEvent::Connected));
+    assert_eq!(losses(&mut bench), [2]);
+}
+
+#[test]
+fn a_drain_may_be_given_less_time_but_not_more() {
+    for (within_ms, leaves_after) in [(Some(5_000), 5), (Some(3_600_000), 60), (None, 60)] {
+        let mut bench = Bench::with_sessions(&[1]);
+        bench.control(ControlAction::Drain(Drain { within_ms }));
+        bench.now += Duration::from_secs(leaves_after) - Duration::from_millis(1);
+        bench.apply(Action::Tick);
+        assert!(!bench.worker.has_left());
+        bench.now += Duration::from_millis(1);
+        bench.apply(Action::Tick);
+        assert!(bench.worker.has_left());
+    }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use stagebus_bus::EventStream;
 use stagebus_schemas::error::ErrorClass;
-use stagebus_schemas::messages::control::{ControlAction, ControlOutcome};
+use stagebus_schemas::messages::control::{ControlAction, ControlOutcome, Drain};
 use stagebus_schemas::messages::public::FinishReason;
 use stagebus_tests::answer::Answer;
 use stagebus_tests::fleet::Fleet;
@@ -133,7 +133,7 @@ async fn a_drained_worker_finishes_its_session_gets_no_other_and_leaves() -> Res
     let (answer, mut stream) = fleet.begin(&of_case(case, 64), 1).await?;
     let busy = fleet.sessions(1).await?.iter().position(|&n| n == 1).context("nobody is busy")?;
     let worker = fleet.workers(1)[busy].clone();
-    let outcome = fleet.control(&worker, ControlAction::Drain).await?;
+    let outcome = fleet.control(&worker, ControlAction::Drain(Drain::default())).await?;
     ensure!(outcome == ControlOutcome::Draining, "{outcome:?}");
     ensure!(fleet.ask(&of_case(case, 4)).await?.tokens == case.output_ids[..4]);
     let answer = answer.rest(&mut stream).await?;

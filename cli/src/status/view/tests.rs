@@ -34,6 +34,7 @@ fn worker(stage: u16, name: &str, fingerprint: &str, state: WorkerState) -> Work
             steps_completed: 5,
             decode_us: 5250,
             prefill_row_us: 300,
+            ..WorkerLoad::default()
         },
     }
 }

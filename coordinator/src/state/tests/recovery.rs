@@ -4,7 +4,7 @@ use super::*;
 
 /// What a session asks for after a fault, once its workers have opened it again.
 fn replayed(bench: &mut Bench) -> Vec<Step> {
-    assert_eq!(bench.closed(), [id("w0"), id("w1")]);
+    assert_eq!(bench.closed(), [], "workers keep what they have");
     bench.open_all();
     bench.steps()
 }
@@ -20,7 +20,7 @@ fn a_session_that_a_stage_lost_is_replayed_row_by_row_as_before() {
     bench.events();
     bench.act(Action::Head(fault(&step, ErrorClass::UnknownSession)));
     let opens = bench.opens();
-    assert_eq!(bench.closed(), [id("w0"), id("w1")]);
+    assert_eq!(bench.closed(), []);
     let open = &opens[0].2;
     assert_eq!((open.epoch, open.prompt_len), (Epoch::new(1), 3));
     assert_eq!(open.prompt, [97, 98, 99, 100, 101, 102]);
@@ -37,7 +37,8 @@ fn a_session_that_a_stage_lost_is_replayed_row_by_row_as_before() {
     bench.answer(&fill[1], 0);
     let next = bench.step();
     assert_eq!((next.start_pos, &next.tokens[..], &next.wanted[..]), (5, &[102][..], &[0][..]));
-    assert_eq!(bench.events(), [], "the client notices nothing");
+    assert_eq!(bench.events(), [], "no token is lost or comes twice");
+    assert_eq!(bench.told, [(RequestState::Recovering, Some(StageIndex::FIRST))]);
     bench.answer(&next, 103);
     assert_eq!(bench.events(), [token_event(3, "g", &[103])]);
     assert_eq!(bench.state.counters.recoveries, 1);
@@ -76,6 +77,7 @@ fn a_session_may_give_way_any_number_of_times() {
     let mut step = bench.started("");
     for _ in 0..super::super::ending::MAX_RECOVERIES + 5 {
         bench.act(Action::Head(fault(&step, ErrorClass::Preempted)));
+        assert_eq!(bench.closed(), [id("w0"), id("w1")], "it makes room everywhere");
         step = replayed(&mut bench).remove(0);
     }
     bench.answer(&step, 100);
@@ -130,8 +132,14 @@ fn without_another_worker_the_session_ends_after_a_while() {
     bench.events();
     bench.announce("w1", 1, WorkerState::Leaving);
     assert_eq!(bench.events(), []);
+    assert_eq!(
+        bench.told,
+        [RequestState::Recovering, RequestState::Waiting]
+            .map(|state| (state, Some(StageIndex::new(1))))
+    );
     bench.wait(bench.state.settings.recovery_wait());
     let (class, message, _) = bench.error();
+    assert_eq!(bench.closed(), [id("w0"), id("w1")], "whoever has it need not keep it");
     assert_eq!(class, ErrorClass::StageUnavailable);
     assert!(message.contains("stage 1"), "{message}");
 }
@@ -191,11 +199,22 @@ fn workers_of_a_silent_session_are_asked_whether_they_live() {
         asked
     };
     assert_eq!(asked(&mut bench), [id("w0"), id("w1")]);
-    // One that has not answered is not asked again.
+    // No answer is no proof, and no reason to stop asking.
     bench.act(Action::Checked { worker: id("w0"), gone: false });
-    assert_eq!(asked(&mut bench), [id("w0")]);
+    assert_eq!(asked(&mut bench), [id("w0"), id("w1")]);
     bench.act(Action::Checked { worker: id("w1"), gone: true });
-    assert_eq!(bench.closed(), [id("w0"), id("w1")]);
+    assert_eq!(bench.closed(), []);
+    bench.worker("x1", 1);
+    assert_eq!(bench.closed(), [id("w1")], "should it live, it need not keep the session");
+    let opens = bench.opens();
+    assert_eq!(opens.len(), 2);
+    bench.answer_open(&opens[0], Ok(1));
+    assert_eq!(asked(&mut bench), [id("w0"), id("x1")], "those that open it are asked as well");
+    bench.act(Action::Checked { worker: id("x1"), gone: true });
+    bench.worker("y1", 1);
+    let opens = bench.opens();
+    assert_eq!(opens[0].2.route, [id("w0"), id("y1")]);
+    assert_eq!(bench.closed(), [], "the first stage keeps what it has");
 }
 
 #[test]
@@ -207,10 +226,10 @@ fn after_a_broken_connection_answers_get_a_short_grace() {
     // An answer that was not lost lets the session go on.
     bench.answer(&prefill, 100);
     let step = bench.step();
-    bench.wait(super::super::RECONNECT_GRACE);
+    bench.wait(super::super::LOSS_GRACE);
     assert!(bench.opens().is_empty());
     bench.act(Action::Reconnected);
-    bench.wait(super::super::RECONNECT_GRACE);
+    bench.wait(super::super::LOSS_GRACE);
     let fill = replayed(&mut bench);
     assert_eq!(fill.len(), 1);
     bench.events();
@@ -238,4 +257,139 @@ fn a_missing_answer_is_replayed_and_wrong_rows_and_tokens_are_faults() {
         bench.act(Action::Head(head));
         assert_eq!(bench.error().0, ErrorClass::Internal);
     }
+}
+
+/// Lets a worker announce what its inference does.
+fn busy(bench: &mut Bench, name: &str, stage: u16, change: impl FnOnce(&mut WorkerLoad)) {
+    let mut announcement = bench.announcement(name, stage, WorkerState::Ready);
+    change(&mut announcement.load);
+    bench.act(Action::Worker(announcement));
+}
+
+#[test]
+fn a_stuck_worker_is_left_until_its_inference_goes_on() {
+    let mut bench = Bench::new();
+    bench.started("");
+    let stuck = |load: &mut WorkerLoad| (load.busy_ms, load.expected_ms) = (1_001, 5);
+    // What takes long by what was measured, or was never measured, may take its time.
+    busy(&mut bench, "w1", 1, |load| (load.busy_ms, load.expected_ms) = (9_000, 500));
+    busy(&mut bench, "w1", 1, |load| (load.busy_ms, load.expected_ms) = (9_000, 0));
+    assert!(bench.opens().is_empty());
+    busy(&mut bench, "w1", 1, stuck);
+    assert!(bench.opens().is_empty() && !bench.state.has_all_stages(bench.now));
+    busy(&mut bench, "w1", 1, stuck);
+    bench.events();
+    assert_eq!(
+        bench.told,
+        [RequestState::Recovering, RequestState::Waiting]
+            .map(|state| (state, Some(StageIndex::new(1))))
+    );
+    bench.worker("w1", 1);
+    assert_eq!(bench.opens().len(), 2, "it may be used again");
+}
+
+#[test]
+fn a_step_is_lost_when_all_its_workers_have_nothing_to_do() {
+    let mut bench = Bench::new();
+    bench.started("");
+    let second = super::super::LOST_QUIET;
+    for round in 0..3 {
+        bench.now += second / 2;
+        bench.worker("w0", 0);
+        // The second stage is busy at first, and what is queued may be ours.
+        busy(&mut bench, "w1", 1, |load| load.queue_depth = u32::from(round == 0));
+        assert!(bench.opens().is_empty(), "round {round}");
+    }
+    // Somebody else's step ran meanwhile: it could have been ours.
+    bench.now += second / 2;
+    bench.worker("w0", 0);
+    busy(&mut bench, "w1", 1, |load| load.steps_completed = 1);
+    assert!(bench.opens().is_empty());
+    bench.now += second;
+    busy(&mut bench, "w1", 1, |load| load.steps_completed = 1);
+    assert_eq!(bench.opens().len(), 2);
+}
+
+#[test]
+fn steps_get_a_short_grace_when_messages_may_be_lost() {
+    for of_worker in [true, false] {
+        let mut bench = Bench::new();
+        bench.started("");
+        match of_worker {
+            true => busy(&mut bench, "w1", 1, |load| load.losses = 1),
+            false => bench.act(Action::MessagesLost),
+        }
+        bench.wait(super::super::LOSS_GRACE - Duration::from_millis(1));
+        assert!(bench.opens().is_empty());
+        bench.wait(Duration::from_millis(1));
+        assert_eq!(bench.opens().len(), 2);
+    }
+}
+
+#[test]
+fn what_all_workers_still_have_is_not_computed_again() {
+    let mut bench = Bench::new();
+    let mut step = bench.started("");
+    for token in [100, 101, 102] {
+        bench.answer(&step, token);
+        step = bench.step();
+    }
+    // Both have the prompt and two generated tokens; the last step is lost behind the first stage.
+    bench.act(Action::Head(fault(&step, ErrorClass::StepGap)));
+    let opens = bench.opens();
+    bench.answer_open(&opens[0], Ok(6));
+    bench.answer_open(&opens[1], Ok(5));
+    let next = bench.step();
+    assert_eq!((next.start_pos, &next.tokens[..], &next.wanted[..]), (5, &[102][..], &[0][..]));
+    // One that has only one generated token needs the other again, by itself.
+    bench.act(Action::Head(fault(&next, ErrorClass::StepGap)));
+    let opens = bench.opens();
+    bench.answer_open(&opens[0], Ok(6));
+    bench.answer_open(&opens[1], Ok(4));
+    let fill = bench.step();
+    assert_eq!((fill.start_pos, fill.phase, &fill.tokens[..]), (4, Phase::Decode, &[101][..]));
+}
+
+#[test]
+fn a_client_hears_every_second_that_somebody_works_for_it() {
+    let mut bench = Bench::new();
+    let step = bench.started("");
+    let second = super::super::STATUS_INTERVAL;
+    bench.wait(second - Duration::from_millis(1));
+    bench.wait(Duration::from_millis(1));
+    bench.answer(&step, 100);
+    bench.wait(second / 2);
+    bench.wait(second / 2);
+    bench.wait(second);
+    bench.events();
+    let states = [RequestState::Prefilling, RequestState::Generating, RequestState::Generating];
+    assert_eq!(bench.told, states.map(|state| (state, None)));
+}
+
+#[test]
+fn a_client_that_does_not_listen_any_more_frees_all_stages() {
+    let mut bench = Bench::new();
+    bench.started("");
+    bench.events();
+    bench.act(Action::ClientGone("other".into()));
+    assert!(!bench.state.is_idle());
+    bench.act(Action::ClientGone("inbox".into()));
+    assert_eq!(bench.closed(), [id("w0"), id("w1")]);
+    assert!(bench.state.is_idle() && bench.events().is_empty());
+    assert_eq!(bench.state.counters.clients_gone, 1);
+}
+
+#[test]
+fn after_a_broken_connection_workers_hear_which_sessions_to_keep() {
+    let mut bench = Bench::new();
+    let session = bench.started("").session;
+    bench.act(Action::Disconnected);
+    bench.act(Action::Reconnected);
+    let keeps = bench.effects.iter().filter_map(|effect| match effect {
+        Effect::Keep { worker, sessions, .. } => Some((worker.clone(), sessions.clone())),
+        _ => None,
+    });
+    let mut keeps: Vec<_> = keeps.collect();
+    keeps.sort();
+    assert_eq!(keeps, [(id("w0"), vec![session]), (id("w1"), vec![session])]);
 }
