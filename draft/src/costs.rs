@@ -1,5 +1,9 @@
 //! What a step costs: per stage a straight line over the rows of its micro-batches.
 //!
+//! The line goes through what micro-batches of very different sizes took. Sizes are remembered for
+//! as long as nothing newer is known of them: under steady load all micro-batches are about as
+//! large, and a slope from their small differences would be noise.
+//!
 //! With `S` stages and `A` sessions that decode at the same time, a stage runs about `A / S` of
 //! them in one micro-batch. A drafted token of every session therefore adds `A / S` rows to it, and
 //! each session waits for all of them: that is what a row costs, not the one row of its own.
@@ -8,8 +12,8 @@ use std::time::Duration;
 
 use crate::control::StepCosts;
 
-/// Weight of the past against one new measurement: about the last hundred count.
-const DECAY: f64 = 0.99;
+/// Weight of one new measurement against the past: about the last twenty count.
+const SMOOTHING: f64 = 0.05;
 
 /// Rows above which a micro-batch holds prompt rows and says nothing about decoding.
 const MAX_DECODE_ROWS: u32 = 64;
@@ -17,8 +21,11 @@ const MAX_DECODE_ROWS: u32 = 64;
 /// Cost of a row relative to a one-row step until micro-batches of different sizes were seen.
 const PRIOR_ROW_SHARE: f64 = 0.1;
 
-/// Least spread of the rows, in squared rows, that shows a slope.
-const MIN_VARIANCE: f64 = 0.05;
+/// Least variance of the sizes that shows a slope, in squares of their mean.
+const MIN_SPREAD: f64 = 0.1;
+
+/// Sizes that are told apart: 1, 2, 3-4, 5-8, 9-16, 17-32 and 33-64 rows.
+const N_SIZES: usize = 7;
 
 /// Margin of a draft where every stage always has a session's rows to work on. Rows that a draft
 /// adds then delay everybody, and so does the processor time of a drafter on the same machine.
@@ -27,14 +34,17 @@ const MARGIN_SHARED: f64 = 0.2;
 /// Margin of a draft elsewhere.
 const MARGIN: f64 = 0.03;
 
-/// A least-squares line through decayed points.
+/// Mean rows and seconds of micro-batches of about one size.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    rows: f64,
+    seconds: f64,
+}
+
+/// What micro-batches of a stage took, by size.
 #[derive(Debug, Clone, Copy, Default)]
 struct Line {
-    weight: f64,
-    x: f64,
-    y: f64,
-    xx: f64,
-    xy: f64,
+    sizes: [Option<Size>; N_SIZES],
 }
 
 /// One measured run of a stage.
@@ -57,31 +67,36 @@ pub struct StepCostModel {
 }
 
 impl Line {
-    fn add(&mut self, x: f64, y: f64) {
-        for sum in [&mut self.weight, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy] {
-            *sum *= DECAY;
+    fn add(&mut self, rows: u32, seconds: f64) {
+        let index = rows.max(1).next_power_of_two().ilog2() as usize;
+        let Some(size) = self.sizes.get_mut(index) else { return };
+        let rows = f64::from(rows);
+        match size {
+            Some(size) => {
+                size.rows += (rows - size.rows) * SMOOTHING;
+                size.seconds += (seconds - size.seconds) * SMOOTHING;
+            }
+            None => *size = Some(Size { rows, seconds }),
         }
-        self.weight += 1.0;
-        self.x += x;
-        self.y += y;
-        self.xx += x * x;
-        self.xy += x * y;
     }
 
-    /// Value at 0 and slope; neither is negative.
+    /// Value at 0 and slope of the least-squares line; neither is negative.
     fn coefficients(&self) -> Option<(f64, f64)> {
-        if self.weight <= 0.0 {
+        let known = || self.sizes.iter().flatten();
+        let n = known().count() as f64;
+        if n == 0.0 {
             return None;
         }
-        let (mean_x, mean_y) = (self.x / self.weight, self.y / self.weight);
-        let variance = self.xx / self.weight - mean_x * mean_x;
-        let slope = if variance < MIN_VARIANCE {
-            PRIOR_ROW_SHARE * mean_y / (1.0 + PRIOR_ROW_SHARE * (mean_x - 1.0).max(0.0))
+        let mean = |of: &dyn Fn(&Size) -> f64| known().map(of).sum::<f64>() / n;
+        let (rows, seconds) = (mean(&|size| size.rows), mean(&|size| size.seconds));
+        let variance = mean(&|size| (size.rows - rows).powi(2));
+        let slope = if variance < MIN_SPREAD * rows * rows {
+            PRIOR_ROW_SHARE * seconds / (1.0 + PRIOR_ROW_SHARE * (rows - 1.0).max(0.0))
         } else {
-            ((self.xy / self.weight - mean_x * mean_y) / variance)
-                .clamp(0.0, mean_y / mean_x.max(1.0))
+            (mean(&|size| (size.rows - rows) * (size.seconds - seconds)) / variance)
+                .clamp(0.0, seconds / rows.max(1.0))
         };
-        Some(((mean_y - slope * mean_x).max(0.0), slope))
+        Some(((seconds - slope * rows).max(0.0), slope))
     }
 }
 
@@ -91,7 +106,7 @@ impl StepCostModel {
         self.stages.resize_with(self.stages.len().max(runs.len()), Line::default);
         for (line, run) in self.stages.iter_mut().zip(runs) {
             if (1..=MAX_DECODE_ROWS).contains(&run.rows) {
-                line.add(f64::from(run.rows), run.infer.as_secs_f64());
+                line.add(run.rows, run.infer.as_secs_f64());
             }
         }
         smooth(&mut self.overhead, overhead.as_secs_f64());
@@ -120,8 +135,7 @@ impl StepCostModel {
 }
 
 fn smooth(value: &mut Option<f64>, new: f64) {
-    const WEIGHT: f64 = 0.05;
-    *value = Some(value.map_or(new, |old| old + (new - old) * WEIGHT));
+    *value = Some(value.map_or(new, |old| old + (new - old) * SMOOTHING));
 }
 
 #[cfg(test)]
@@ -164,6 +178,19 @@ mod tests {
         }
         close(model.costs(1).unwrap().row, 1_000.0);
         close(model.costs(1).unwrap().round_trip, 10_000.0);
+    }
+
+    #[test]
+    fn a_steady_load_does_not_wash_out_what_a_row_costs() {
+        let mut model = StepCostModel::default();
+        model.step(&[run(1, 5_000)], Duration::ZERO);
+        for i in 0..1_000_u64 {
+            // Eight or nine rows whose times are noise: the larger ones happen to be quicker.
+            let (rows, us) = if i % 2 == 0 { (8, 13_000) } else { (9, 12_000) };
+            model.step(&[run(rows, us)], Duration::ZERO);
+        }
+        let row = model.costs(1).unwrap().row;
+        assert!((700..1_200).contains(&row.as_micros()), "{row:?}");
     }
 
     #[test]
