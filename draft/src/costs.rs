@@ -129,7 +129,7 @@ impl StepCostModel {
             round_trip: Duration::from_secs_f64(base + self.overhead.unwrap_or(0.0)),
             row: Duration::from_secs_f64(row),
             draft: Duration::from_secs_f64(self.draft.unwrap_or(0.0)),
-            margin: if n_active > lines.len() { MARGIN_SHARED } else { MARGIN },
+            margin: if n_active > 1 && n_active >= lines.len() { MARGIN_SHARED } else { MARGIN },
         })
     }
 }
@@ -167,7 +167,7 @@ mod tests {
         let costs = model.costs(8).unwrap();
         close(costs.round_trip, 5_000.0 + 2_000.0 + 6_000.0 + 2_800.0 + 300.0);
         close(costs.row, 4_800.0);
-        assert!(costs.margin > model.costs(2).unwrap().margin);
+        assert!(costs.margin > model.costs(1).unwrap().margin);
     }
 
     #[test]
