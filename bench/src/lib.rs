@@ -4,7 +4,7 @@
 //! - [`contender`]: a program that is measured, driven turn by turn over its standard streams.
 //! - [`fleet_run`]: a private fleet whose steps are timed from beside the broker.
 //! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
-//! - One module per scenario: [`parity`], [`users`], [`speculation`]. A scenario checks tokens first, measures its variants in
+//! - One module per scenario: [`parity`], [`users`], [`speculation`], [`faults`]. A scenario checks tokens first, measures its variants in
 //!   turn within one run, and ends with its claims.
 //!
 //! The subcommands [`engine_decode`], [`shard_once`] and [`rewind_once`] are the measured child processes; they are
@@ -19,6 +19,7 @@
 pub mod busy;
 pub mod contender;
 pub mod engine_decode;
+pub mod faults;
 pub mod fleet_run;
 pub mod genai;
 pub mod harness;
@@ -49,6 +50,7 @@ use crate::harness::output;
   stagebus bench parity --rounds 9 --tokens 128 --json
   stagebus bench users --json
   stagebus bench speculation --json
+  stagebus bench faults --quick
   stagebus bench users --users 1,16 --stages 1,2 --quick
 
 Tokens are checked before anything is timed; a difference ends the run with an error, or is a claim
@@ -76,6 +78,8 @@ enum Scenario {
     Users(Box<users::UsersArgs>),
     /// Drafted tokens per step by drafters by kinds of prompts, and long answers
     Speculation(Box<speculation::SpeculationArgs>),
+    /// Workers that die, freeze and are replaced, clients that vanish, a broker that goes away
+    Faults(Box<faults::FaultsArgs>),
     /// Decodes turn by turn through the engine (started by the scenarios)
     #[command(hide = true)]
     EngineDecode(engine_decode::EngineDecodeArgs),
@@ -99,6 +103,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             ("parity", parity::CLAIMS),
             ("users", users::CLAIMS),
             ("speculation", speculation::CLAIMS),
+            ("faults", faults::CLAIMS),
         ];
         return Ok(output::print(&harness::claims::list(&all, args.json)?)?);
     }
@@ -107,6 +112,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Parity(args)) => parity::run(*args, quiet).await,
             Some(Scenario::Users(args)) => users::run(*args, quiet).await,
             Some(Scenario::Speculation(args)) => speculation::run(*args, quiet).await,
+            Some(Scenario::Faults(args)) => faults::run(*args, quiet).await,
             Some(Scenario::EngineDecode(args)) => engine_decode::run(args).await,
             Some(Scenario::ShardOnce(args)) => shard_once::run(args).await,
             Some(Scenario::RewindOnce(args)) => rewind_once::run(args).await,

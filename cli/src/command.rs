@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ask::{self, AskArgs};
 use crate::check::{self, CheckArgs};
+use crate::drain::{self, DrainArgs};
 use crate::exit::Outcome;
 use crate::jobs::cancel::{self, CancelArgs};
 use crate::jobs::results::{self, ResultsArgs};
@@ -80,6 +81,8 @@ pub enum Command {
     Results(ResultsArgs),
     /// End a job or a request
     Cancel(CancelArgs),
+    /// Let workers finish and leave
+    Drain(DrainArgs),
     /// Make keys, certificates and the broker's permissions for a fleet
     Keys(KeysArgs),
     /// Show who is there, with what load, and whether requests can be served
@@ -110,6 +113,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
         Command::Submit(args) => submit::run(*args, cli.quiet, stop).await,
         Command::Results(args) => results::run(args, cli.quiet, stop).await,
         Command::Cancel(args) => cancel::run(args).await,
+        Command::Drain(args) => drain::run(args, cli.quiet, stop).await,
         Command::Keys(args) => keys::run(args, cli.quiet),
         Command::Status(args) => status::run(args, stop).await,
         Command::Check(args) => check::run(*args, cli.quiet, stop).await,

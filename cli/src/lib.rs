@@ -7,6 +7,7 @@ pub mod command;
 pub mod console;
 pub mod discover;
 pub mod draft;
+pub mod drain;
 pub mod exit;
 pub mod jobs;
 pub mod keys;

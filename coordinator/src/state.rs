@@ -46,7 +46,7 @@ const LOSS_GRACE: Duration = Duration::from_secs(1);
 /// Silence after which the workers of a session are asked whether they live. A worker that died
 /// with a step in its queue shows by nothing else before its announcements are missed. The question
 /// costs a worker some ten microseconds.
-const CHECK_PATIENCE: Duration = Duration::from_millis(50);
+const CHECK_PATIENCE: Duration = Duration::from_millis(25);
 
 /// For how long all workers of a session must show that they have nothing to do before a step
 /// without an answer counts as lost: a message takes far less from one to the next.

@@ -79,6 +79,7 @@ pub struct LocalFleet {
     logins: Logins,
     /// How many workers of each stage were ever started; names are not used twice.
     n_started: Vec<usize>,
+    n_coordinators_started: usize,
     children: Vec<Child>,
     broker: Option<LocalBroker>,
 }
@@ -110,16 +111,25 @@ impl LocalFleet {
             (None, BrokerChoice::Private(_)) => String::new(),
         };
         let n_started = vec![0; n_stages];
-        let mut fleet =
-            Self { spec, url, n_stages, logins, n_started, children: Vec::new(), broker };
+        let mut fleet = Self {
+            spec,
+            url,
+            n_stages,
+            logins,
+            n_started,
+            n_coordinators_started: 0,
+            children: Vec::new(),
+            broker,
+        };
         let mut starting = Vec::new();
         for stage in 0..n_stages {
             for _ in 0..fleet.spec.workers_per_stage {
-                starting.push(fleet.spawn_worker(stage)?);
+                let url = fleet.url.clone();
+                starting.push(fleet.spawn_worker(stage, &url)?);
             }
         }
-        for index in 0..fleet.spec.n_coordinators {
-            starting.push(fleet.spawn_coordinator(index)?);
+        for _ in 0..fleet.spec.n_coordinators {
+            starting.push(fleet.spawn_coordinator()?);
         }
         let deadline = Instant::now() + fleet.spec.timeouts.ready;
         // The first failure ends the start; the processes that still wait are dropped, and so
@@ -176,7 +186,29 @@ impl LocalFleet {
     /// # Errors
     /// As [`LocalFleet::start`]; [`FleetError::NoMember`] for a stage that the shard set lacks.
     pub async fn add_worker(&mut self, stage: usize) -> Result<Member, FleetError> {
-        let (role, process) = self.spawn_worker(stage)?;
+        let url = self.url.clone();
+        self.add_worker_at(stage, &url).await
+    }
+
+    /// As [`LocalFleet::add_worker`], for a worker that reaches the broker at `url`.
+    ///
+    /// # Errors
+    /// As [`LocalFleet::add_worker`].
+    pub async fn add_worker_at(&mut self, stage: usize, url: &str) -> Result<Member, FleetError> {
+        let started = self.spawn_worker(stage, url)?;
+        self.add(started).await
+    }
+
+    /// Starts one more coordinator and waits until it is ready.
+    ///
+    /// # Errors
+    /// As [`LocalFleet::start`].
+    pub async fn add_coordinator(&mut self) -> Result<Member, FleetError> {
+        let started = self.spawn_coordinator()?;
+        self.add(started).await
+    }
+
+    async fn add(&mut self, (role, process): (Role, Process)) -> Result<Member, FleetError> {
         let deadline = Instant::now() + self.spec.timeouts.ready;
         let child = wait_ready(role, process, deadline).await?;
         let name = child.process.name().to_owned();
@@ -194,6 +226,26 @@ impl LocalFleet {
         let index = self.position(name)?;
         let mut child = self.children.swap_remove(index);
         child.process.kill().await
+    }
+
+    /// Stops the member `name` in its tracks: it keeps everything, answers nothing, and goes on with
+    /// [`LocalFleet::thaw`].
+    ///
+    /// # Errors
+    /// [`FleetError::NoMember`] if nothing of that name runs, [`FleetError::Stop`] if the system
+    /// refuses.
+    #[cfg(unix)]
+    pub async fn freeze(&self, name: &str) -> Result<(), FleetError> {
+        self.children[self.position(name)?].process.signal("STOP").await
+    }
+
+    /// Lets a frozen member go on.
+    ///
+    /// # Errors
+    /// As [`LocalFleet::freeze`].
+    #[cfg(unix)]
+    pub async fn thaw(&self, name: &str) -> Result<(), FleetError> {
+        self.children[self.position(name)?].process.signal("CONT").await
     }
 
     /// Asks the member `name` to leave and waits for it; returns how it ended, or `None` if it had
@@ -299,7 +351,7 @@ impl LocalFleet {
         found.ok_or_else(|| FleetError::NoMember { name: name.to_owned() })
     }
 
-    fn spawn_worker(&mut self, stage: usize) -> Result<(Role, Process), FleetError> {
+    fn spawn_worker(&mut self, stage: usize, url: &str) -> Result<(Role, Process), FleetError> {
         let Some(n_started) = self.n_started.get_mut(stage) else {
             return Err(FleetError::NoMember { name: format!("worker-{stage}") });
         };
@@ -307,13 +359,16 @@ impl LocalFleet {
         *n_started += 1;
         let args = vec!["worker".into(), "--stage".into(), stage.to_string().into()];
         let cpus = self.spec.pinning.workers.get(stage).cloned().flatten();
-        Ok((Role::Worker { stage }, self.spawn(name, args, &self.logins.worker, cpus)?))
+        let process = self.spawn(name, args, &self.logins.worker, cpus, url)?;
+        Ok((Role::Worker { stage }, process))
     }
 
-    fn spawn_coordinator(&self, index: usize) -> Result<(Role, Process), FleetError> {
+    fn spawn_coordinator(&mut self) -> Result<(Role, Process), FleetError> {
         let cpus = self.spec.pinning.coordinators.clone();
-        let (name, args) = (format!("coordinator.{index}"), vec!["coordinator".into()]);
-        let process = self.spawn(name, args, &self.logins.coordinator, cpus)?;
+        let (name, args) =
+            (format!("coordinator.{}", self.n_coordinators_started), vec!["coordinator".into()]);
+        self.n_coordinators_started += 1;
+        let process = self.spawn(name, args, &self.logins.coordinator, cpus, &self.url)?;
         Ok((Role::Coordinator, process))
     }
 
@@ -324,13 +379,14 @@ impl LocalFleet {
         mut args: Vec<OsString>,
         login: &[String],
         cpus: Option<String>,
+        url: &str,
     ) -> Result<Process, FleetError> {
         args.extend(["--shards".into(), self.spec.shards.clone().into_os_string()]);
         args.push("--exit-with-parent".into());
         if let Some(config) = &self.spec.config {
             args.extend(["--config".into(), config.clone().into_os_string()]);
         }
-        let url = format!("broker.url={}", self.url);
+        let url = format!("broker.url={url}");
         for setting in std::iter::once(&url).chain(login).chain(&self.spec.settings) {
             args.extend(["--set".into(), setting.into()]);
         }

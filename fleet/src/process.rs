@@ -170,6 +170,21 @@ impl Process {
         result.map_err(|source| FleetError::Stop { name: self.name.clone(), source })
     }
 
+    /// Sends the child a signal, by its short name.
+    #[cfg(unix)]
+    pub(crate) async fn signal(&self, signal: &str) -> Result<(), FleetError> {
+        let stop = |source| FleetError::Stop { name: self.name.clone(), source };
+        let gone = || stop(std::io::Error::from(std::io::ErrorKind::NotFound));
+        let pid = self.pid().ok_or_else(gone)?;
+        let mut kill = Command::new("kill");
+        kill.arg(format!("-{signal}")).arg(pid.to_string()).stdin(Stdio::null());
+        match kill.status().await {
+            Ok(status) if status.success() => Ok(()),
+            Ok(_) => Err(gone()),
+            Err(source) => Err(stop(source)),
+        }
+    }
+
     /// The child's process id, while it runs.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.child.id()
