@@ -55,6 +55,14 @@ pub enum CodecError {
     /// A tensor does not match its shape.
     #[error("tensor is not valid")]
     Tensor(#[from] TensorError),
+    /// A number is none (NaN, infinite), or has no meaning in its field.
+    #[error("{field} is no number of its kind, expected {expected}")]
+    Number {
+        /// Name of the field.
+        field: &'static str,
+        /// What is allowed.
+        expected: &'static str,
+    },
     /// A field breaks a rule of the message.
     #[error("{field} is {found}, expected {expected}")]
     Field {
@@ -80,6 +88,7 @@ impl CodecError {
             | Self::MessagePack(_)
             | Self::Json(_)
             | Self::Tensor(_)
+            | Self::Number { .. }
             | Self::Field { .. } => ErrorClass::InvalidRequest,
         }
     }

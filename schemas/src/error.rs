@@ -2,6 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::codec::{CodecError, check_count};
+
+/// Longest message of an error, in bytes: the longest that a runtime gives, and a line in a log.
+const MAX_ERROR_BYTES: usize = 4096;
+
 /// What kind of failure it was, classified once by the side closest to the cause.
 ///
 /// The consumer alone decides what follows from a class: retry, recover or give up.
@@ -45,9 +50,39 @@ pub struct ErrorReply {
 }
 
 impl ErrorReply {
-    /// Makes a reply without a retry hint.
+    /// Makes a reply without a retry hint; of a message beyond 4,096 bytes the beginning is
+    /// kept.
     #[must_use]
     pub fn new(class: ErrorClass, message: impl Into<String>) -> Self {
-        Self { class, message: message.into(), retry_after_ms: None }
+        let mut message = message.into();
+        let mut end = MAX_ERROR_BYTES.min(message.len());
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        Self { class, message, retry_after_ms: None }
+    }
+
+    /// Checks what a peer sent.
+    pub(crate) fn validate(&self) -> Result<(), CodecError> {
+        let bytes = self.message.len();
+        check_count("error.message", bytes, 0..=MAX_ERROR_BYTES, "at most 4096 bytes of text")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_keeps_its_beginning_and_whole_characters() {
+        let long = format!("a{}", "\u{e9}".repeat(MAX_ERROR_BYTES));
+        let reply = ErrorReply::new(ErrorClass::Internal, long.as_str());
+        assert_eq!(reply.message.len(), MAX_ERROR_BYTES - 1);
+        assert!(long.starts_with(&reply.message));
+        reply.validate().expect("short enough");
+        let raw = ErrorReply { message: long, ..reply };
+        assert!(matches!(raw.validate(), Err(CodecError::Field { field: "error.message", .. })));
+        assert_eq!(ErrorReply::new(ErrorClass::Internal, "").message, "");
     }
 }

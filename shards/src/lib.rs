@@ -22,6 +22,7 @@ pub mod shard_set;
 pub mod split;
 pub mod text;
 
+mod bounded;
 mod ir;
 mod llama;
 mod map;

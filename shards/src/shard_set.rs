@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
+use crate::bounded;
 use crate::manifest::{self, FileEntry, MANIFEST_FILE, Manifest, ManifestError, StageEntry};
 
 /// Bytes read per turn while hashing: large enough that system calls do not count.
@@ -109,7 +110,7 @@ impl ShardSet {
     /// [`ShardSetError::Read`], [`ShardSetError::Parse`] or [`ShardSetError::Invalid`].
     pub fn open(dir: &Path) -> Result<Self, ShardSetError> {
         let path = dir.join(MANIFEST_FILE);
-        let text = match std::fs::read(&path) {
+        let text = match bounded::read(&path, bounded::MAX_MANIFEST_BYTES) {
             Ok(text) => text,
             Err(source) => return Err(ShardSetError::Read { path, source }),
         };
@@ -177,7 +178,7 @@ impl ShardSet {
         let Some(entry) = &self.manifest.head_tokens else { return Ok(None) };
         verify_file(&self.dir, entry)?;
         let path = self.dir.join(&entry.name);
-        let bytes = match std::fs::read(&path) {
+        let bytes = match bounded::read(&path, bounded::MAX_TEXT_BYTES) {
             Ok(bytes) => bytes,
             Err(source) => return Err(ShardSetError::Read { path, source }),
         };

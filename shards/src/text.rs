@@ -16,7 +16,6 @@ mod vocabulary;
 mod write;
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,6 +31,8 @@ pub use write::{TextFiles, copy_text_files, write_text_files};
 
 use detokenizer::TokenBytes;
 use write::{SpecialToken, SpecialTokens};
+
+use crate::bounded;
 
 /// The file of the tokenizer in a shard set.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -65,8 +66,8 @@ impl TextModel {
     /// [`TextError::TemplateSyntax`] and [`TextError::SpecialTokens`] if the other files are bad.
     pub fn load(dir: &Path) -> Result<Self, TextError> {
         let path = dir.join(TOKENIZER_FILE);
-        let json =
-            fs::read(&path).map_err(|source| TextError::Io { path: path.clone(), source })?;
+        let json = bounded::read(&path, bounded::MAX_TEXT_BYTES)
+            .map_err(|source| TextError::Io { path: path.clone(), source })?;
         let tokenizer = Tokenizer::from_bytes(&json)
             .map_err(|source| TextError::Tokenizer { path: path.clone(), source })?;
         let table = Arc::new(TokenBytes::new(&tokenizer, &path)?);
@@ -160,7 +161,10 @@ fn load_template(dir: &Path) -> Result<Option<ChatTemplate>, TextError> {
 }
 
 fn read_optional(path: &Path) -> Result<Option<String>, TextError> {
-    match fs::read_to_string(path) {
+    let text = bounded::read(path, bounded::MAX_TEXT_BYTES).and_then(|bytes| {
+        String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    });
+    match text {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(TextError::Io { path: path.to_path_buf(), source }),

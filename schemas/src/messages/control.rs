@@ -181,4 +181,11 @@ impl Message for ControlReply {
     fn version(&self) -> MessageVersion {
         self.version
     }
+
+    fn validate(&self) -> Result<(), CodecError> {
+        match &self.outcome {
+            ControlOutcome::Failed(error) => error.validate(),
+            _ => Ok(()),
+        }
+    }
 }

@@ -92,6 +92,7 @@ impl Message for Head {
     fn validate(&self) -> Result<(), CodecError> {
         check_count("steps", self.steps.len(), 0..=MAX_STEPS, "at most 256 steps")?;
         check_count("faults", self.faults.len(), 0..=MAX_STEPS, "at most 256 faults")?;
+        self.faults.iter().try_for_each(|fault| fault.error.validate())?;
         for step in &self.steps {
             check_count("rows", step.rows.len(), 0..=MAX_ROWS, "at most 8192 rows per step")?;
             check_count("trace", step.trace.len(), 0..=MAX_STAGES, "one entry per stage")?;

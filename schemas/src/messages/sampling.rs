@@ -91,6 +91,25 @@ impl Sampling {
                 expected: "at most 64",
             });
         }
+        let amount = |value: f32| value.is_finite() && value >= 0.0;
+        let checks = [
+            ("sampling.temperature", amount(self.temperature)),
+            ("sampling.top_p", amount(self.top_p)),
+            ("sampling.min_p", amount(self.min_p)),
+            (
+                "sampling.repetition_penalty",
+                amount(self.repetition_penalty) && self.repetition_penalty > 0.0,
+            ),
+            ("sampling.presence_penalty", self.presence_penalty.is_finite()),
+            ("sampling.frequency_penalty", self.frequency_penalty.is_finite()),
+            ("sampling.logit_bias", self.logit_bias.iter().all(|(_, bias)| bias.is_finite())),
+        ];
+        for (field, fits) in checks {
+            if !fits {
+                let expected = "finite numbers, none below zero where that means nothing";
+                return Err(CodecError::Number { field, expected });
+            }
+        }
         Ok(())
     }
 }

@@ -3,9 +3,10 @@
 use proptest::prelude::*;
 use stagebus_schemas::codec::{self, CodecError, ContentType, MAX_MESSAGE_BYTES};
 use stagebus_schemas::error::ErrorClass;
-use stagebus_schemas::messages::control::Control;
+use stagebus_schemas::messages::control::{Control, ControlAction};
 use stagebus_schemas::messages::forward::Forward;
 use stagebus_schemas::messages::public::{Event, PromptRequest};
+use stagebus_schemas::messages::sampling::Sampling;
 use stagebus_schemas::tensor::{Dtype, TensorError};
 use stagebus_schemas::version::MessageVersion;
 
@@ -159,6 +160,30 @@ fn rules_beyond_types_are_checked() {
     assert!(matches!(with(|t| t.hidden_dim = 5), TensorError::Length { .. }));
     assert!(matches!(with(|t| t.dtype = Dtype::F32), TensorError::Length { .. }));
     assert!(matches!(with(|t| t.data = bytes::Bytes::new()), TensorError::Length { .. }));
+}
+
+#[test]
+fn numbers_that_are_none_are_refused() {
+    type Change = fn(&mut Sampling);
+    let changes: [Change; 8] = [
+        |sampling| sampling.temperature = f32::NAN,
+        |sampling| sampling.temperature = -1.0,
+        |sampling| sampling.top_p = f32::INFINITY,
+        |sampling| sampling.min_p = f32::NAN,
+        |sampling| sampling.repetition_penalty = 0.0,
+        |sampling| sampling.presence_penalty = f32::NEG_INFINITY,
+        |sampling| sampling.frequency_penalty = f32::NAN,
+        |sampling| sampling.logit_bias = vec![(1, 0.0), (2, f32::NAN)],
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        let mut open = samples::open();
+        change(&mut open.sampling);
+        let version = MessageVersion::CURRENT;
+        let control = Control { version, action: ControlAction::Open(open) };
+        let bytes = codec::encode(&control).expect("encodes");
+        let error = codec::decode::<Control>(&bytes).expect_err("refused");
+        assert!(matches!(error, CodecError::Number { .. }), "change {index}: {error}");
+    }
 }
 
 #[test]

@@ -175,7 +175,7 @@ fn head() -> Head {
     }
 }
 
-fn open() -> Open {
+pub(crate) fn open() -> Open {
     Open {
         session: session(),
         epoch: Epoch::FIRST,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::error::{HfError, HfErrorKind};
+use crate::bounded;
 
 /// The fields of a `config.json`.
 #[derive(Debug)]
@@ -20,7 +21,8 @@ impl ConfigJson {
     /// [`HfErrorKind::Io`] or [`HfErrorKind::Json`].
     pub(crate) fn read(path: &Path) -> Result<Self, HfError> {
         let failed = |kind| HfError::new(path, kind);
-        let json = std::fs::read(path).map_err(|source| failed(HfErrorKind::Io { source }))?;
+        let json = bounded::read(path, bounded::MAX_MANIFEST_BYTES)
+            .map_err(|source| failed(HfErrorKind::Io { source }))?;
         let fields =
             serde_json::from_slice(&json).map_err(|source| failed(HfErrorKind::Json { source }))?;
         Ok(Self { path: path.to_owned(), fields })

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use super::error::{HfError, HfErrorKind};
+use crate::bounded;
 
 /// The rank of a vocabulary of at most 65,536 tokens, u16 little-endian.
 const RANK_U16: &str = "token_rank.u16";
@@ -26,14 +27,14 @@ pub(crate) fn n_ranked(dir: &Path) -> usize {
 /// tokens of the vocabulary.
 pub(crate) fn most_frequent(dir: &Path, n: usize, vocab_size: usize) -> Result<Vec<u32>, HfError> {
     let long = dir.join(RANK_U32);
-    let (path, ranked) = match fs::read(&long) {
+    let (path, ranked) = match bounded::read(&long, bounded::MAX_TEXT_BYTES) {
         Ok(bytes) => {
             let words = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
             (long, words.collect::<Vec<u32>>())
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let path = dir.join(RANK_U16);
-            let bytes = fs::read(&path)
+            let bytes = bounded::read(&path, bounded::MAX_TEXT_BYTES)
                 .map_err(|source| HfError::new(&path, HfErrorKind::Io { source }))?;
             let pairs = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]).into());
             (path, pairs.collect())

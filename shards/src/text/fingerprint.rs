@@ -1,6 +1,5 @@
 //! Whether two models mean the same by their token ids.
 
-use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -8,6 +7,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{TOKENIZER_FILE, TextError};
+use crate::bounded;
 use crate::manifest::hex;
 
 /// What of a `tokenizer.json` counts.
@@ -61,7 +61,7 @@ struct AddedToken {
 /// [`TextError::Io`] or [`TextError::TokenizerJson`].
 pub fn tokenizer_fingerprint(dir: &Path) -> Result<String, TextError> {
     let path = dir.join(TOKENIZER_FILE);
-    let json = match fs::read(&path) {
+    let json = match bounded::read(&path, bounded::MAX_TEXT_BYTES) {
         Ok(json) => json,
         Err(source) => return Err(TextError::Io { path, source }),
     };
@@ -104,6 +104,8 @@ fn hash_text(hash: &mut Sha256, text: &str) {
 #[cfg(test)]
 mod tests {
     use tempfile::TempDir;
+
+    use std::fs;
 
     use super::*;
 

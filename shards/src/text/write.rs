@@ -10,6 +10,7 @@ use super::error::TextError;
 use super::tokenizer_json;
 use super::vocabulary::Vocabulary;
 use super::{CHAT_TEMPLATE_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE, TextModel};
+use crate::bounded;
 use crate::gguf::Gguf;
 
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
@@ -102,7 +103,7 @@ pub fn copy_text_files(from: &Path, dir: &Path) -> Result<TextFiles, TextError> 
     let mut files = Vec::new();
     for name in [TOKENIZER_FILE, SPECIAL_TOKENS_FILE, CHAT_TEMPLATE_FILE] {
         let path = from.join(name);
-        let bytes = match std::fs::read(&path) {
+        let bytes = match bounded::read(&path, bounded::MAX_TEXT_BYTES) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound && name != TOKENIZER_FILE => {
                 continue;
