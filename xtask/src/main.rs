@@ -7,6 +7,7 @@
 mod cargo;
 mod checks;
 mod demo;
+mod fuzz;
 mod place;
 mod setup;
 mod tidy;
@@ -29,6 +30,9 @@ Commands:
           --json          print one JSON object as the last line of standard output
   test    set up, build `stagebus`, run all tests
   ci      format, lints, documentation, tidy, then all tests: what .ci/run calls
+  fuzz    feed made-up bytes to everything that reads bytes from elsewhere; needs a C++ compiler
+          TARGET ...      message, request, manifest, gguf, folder (all)
+          --seconds N     how long each (60)
   tidy    the checks of the source that lints cannot make
 
 Environment:
@@ -59,6 +63,7 @@ fn run(args: &[String]) -> Result<()> {
             return Ok(());
         }
         "demo" => return demo::run(&demo::Options::parse(rest)?),
+        "fuzz" => return fuzz::run(&fuzz::Options::parse(rest)?),
         _ => {}
     }
     if let Some(extra) = rest.first() {

@@ -17,7 +17,7 @@ const LAYERS: [&[&str]; 8] = [
     &["stagebus-worker", "stagebus-coordinator", "stagebus-gateway"],
     &["stagebus-bench"],
     &["stagebus"],
-    &["stagebus-tests"],
+    &["stagebus-tests", "stagebus-fuzz"],
 ];
 
 /// Crates that do no I/O with the network and know no runtime, and what that excludes.

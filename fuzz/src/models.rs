@@ -1,0 +1,84 @@
+//! What comes from a model's maker, or from whoever copied a shard set.
+
+use std::fs;
+use std::path::Path;
+
+use stagebus_shards::{Manifest, ShardRequest, WeightMode, shard};
+use tempfile::TempDir;
+
+/// A manifest: what is valid stays valid, whoever writes it again.
+pub fn manifest(data: &[u8]) {
+    let Ok(mut manifest) = serde_json::from_slice::<Manifest>(data) else { return };
+    // Nobody guesses a hash; what lies behind it must be reached too.
+    manifest.fingerprint = manifest.content_fingerprint();
+    if manifest.validate().is_err() {
+        return;
+    }
+    assert_eq!(manifest.stages.len(), manifest.n_stages(), "a stage is lost");
+    let again = serde_json::to_vec(&manifest).map(|text| serde_json::from_slice(&text));
+    match again {
+        Ok(Ok(again)) => assert_eq!(manifest, again, "it changed on the way"),
+        other => panic!("our own manifest is refused: {other:?}"),
+    }
+}
+
+/// A GGUF file, up to the shard set that is made of it.
+pub fn gguf(data: &[u8]) {
+    let folder = scratch();
+    let file = folder.path().join("model.gguf");
+    write(&file, data);
+    sharded(&file, folder.path());
+}
+
+/// A folder with `config.json`, `tokenizer.json` and `model.safetensors`, up to the shard set that
+/// is made of it. The first two stand before the third, each after its length in two bytes.
+pub fn folder(data: &[u8]) {
+    let Some((config, rest)) = part(data) else { return };
+    let Some((tokenizer, weights)) = part(rest) else { return };
+    let folder = scratch();
+    let model = folder.path().join("model");
+    fs::create_dir(&model).unwrap_or_else(|error| panic!("no room to work in: {error}"));
+    write(&model.join("config.json"), config);
+    write(&model.join("tokenizer.json"), tokenizer);
+    write(&model.join("model.safetensors"), weights);
+    sharded(&model, folder.path());
+}
+
+/// Cuts a model into as many stages as it bears; refusing it must leave nothing behind.
+fn sharded(source: &Path, folder: &Path) {
+    let n_before = n_entries(folder);
+    let request = ShardRequest {
+        source: source.to_owned(),
+        out_dir: folder.join("set"),
+        n_stages: 1,
+        split: None,
+        weights: WeightMode::Exact,
+        model_name: None,
+        tokenizer_from: None,
+        head_tokens: None,
+        force: false,
+    };
+    match shard(&request, &mut |_| {}) {
+        Ok(manifest) => {
+            manifest.validate().unwrap_or_else(|error| panic!("our manifest: {error}"));
+        }
+        Err(_) => assert_eq!(n_entries(folder), n_before, "a refused model left files"),
+    }
+}
+
+fn part(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = data.split_first_chunk()?;
+    rest.split_at_checked(usize::from(u16::from_le_bytes(*len)))
+}
+
+fn n_entries(folder: &Path) -> usize {
+    fs::read_dir(folder).map_or(0, Iterator::count)
+}
+
+fn scratch() -> TempDir {
+    tempfile::tempdir().unwrap_or_else(|error| panic!("no room to work in: {error}"))
+}
+
+fn write(path: &Path, data: &[u8]) {
+    fs::write(path, data).unwrap_or_else(|error| panic!("no room to work in: {error}"));
+}
