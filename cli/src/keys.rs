@@ -11,7 +11,7 @@ use crate::exit::Outcome;
 
 const EXAMPLES: &str = "Examples:
   stagebus keys new keys --model smollm2 --host broker.example
-  stagebus keys add keys ann --role client
+  stagebus keys add keys ann --role client --results
   stagebus keys add keys lab-3 --role worker --model smollm2
   stagebus keys remove keys ann
   stagebus keys list keys
@@ -45,6 +45,10 @@ enum Action {
         /// written into every configuration [default: localhost]
         #[arg(long = "host", value_name = "HOST")]
         hosts: Vec<String>,
+
+        /// Let the client's key read the events of durable requests, whoever asked
+        #[arg(long)]
+        results: bool,
     },
     /// Add a key
     Add {
@@ -64,6 +68,10 @@ enum Action {
         /// absent)
         #[arg(long = "model", value_name = "NAME")]
         models: Vec<ModelName>,
+
+        /// Let a client read the events of durable requests, whoever asked
+        #[arg(long)]
+        results: bool,
 
         /// Public half (U...) of a key that was made elsewhere; its seed stays there
         #[arg(long, value_name = "KEY")]
@@ -122,8 +130,8 @@ pub fn run(args: KeysArgs, quiet: bool) -> anyhow::Result<Outcome> {
         }
     };
     match args.action {
-        Action::New { folder, models, hosts } => {
-            let made = KeyFolder::create(&folder, &Plan { models, hosts })?;
+        Action::New { folder, models, hosts, results } => {
+            let made = KeyFolder::create(&folder, &Plan { models, results, hosts })?;
             console::print(&describe(made.holders()))?;
             note(&format!(
                 "start the broker in {} with `nats-server -c nats.conf`; keep {} offline",
@@ -131,9 +139,9 @@ pub fn run(args: KeysArgs, quiet: bool) -> anyhow::Result<Outcome> {
                 folder.join("ca.key").display()
             ));
         }
-        Action::Add { folder, name, role, models, public_key } => {
+        Action::Add { folder, name, role, models, results, public_key } => {
             let mut keys = KeyFolder::open(&folder)?;
-            let grant = Grant { name, role: role.into(), models };
+            let grant = Grant { name, role: role.into(), models, results };
             let added = keys.add(grant, public_key.as_deref())?.clone();
             console::print(&describe(std::slice::from_ref(&added)))?;
             note(&format!("give {} to its holder", keys.folder_of(&added).display()));
@@ -169,9 +177,10 @@ fn describe(holders: &[Holder]) -> String {
             holder.name.to_string(),
             holder.role.as_str().to_owned(),
             models,
+            (if holder.results { "all" } else { "-" }).to_owned(),
             holder.public_key.to_string(),
         ]
     };
     let rows: Vec<Vec<String>> = holders.iter().map(row).collect();
-    console::table(&["name", "role", "models", "public key"], &rows)
+    console::table(&["name", "role", "models", "results", "public key"], &rows)
 }

@@ -381,7 +381,8 @@ mod tests {
         let parent = tempfile::tempdir().expect("a temporary folder");
         let keys = parent.path().join("keys");
         let models = vec!["m-1".parse().expect("a name")];
-        KeyFolder::create(&keys, &Plan { models, hosts: Vec::new() }).expect("keys");
+        KeyFolder::create(&keys, &Plan { models, results: false, hosts: Vec::new() })
+            .expect("keys");
         let options = BrokerOptions { keys: Some(keys), ..Default::default() };
         let mut broker = LocalBroker::start(options).await.expect("starts");
         assert_eq!(broker.url(), format!("tls://localhost:{}", broker.port()));

@@ -83,6 +83,12 @@ pub enum KeyError {
         /// Models given.
         found: usize,
     },
+    /// Only a client needs leave to read results.
+    #[error("only a client is given the right to read results, not a {role}")]
+    Results {
+        /// The role.
+        role: &'static str,
+    },
     /// A text is no public key of a user.
     #[error("{found:?} is no public nkey of a user, expected the text that starts with U")]
     PublicKey {

@@ -27,6 +27,8 @@ const VERSION: u32 = 1;
 pub struct Plan {
     /// The models that are served; each gets a key for its coordinators and one for its workers.
     pub models: Vec<ModelName>,
+    /// Whether the client's key reads results of durable requests, see [`Grant::results`].
+    pub results: bool,
     /// Names and addresses under which the broker is reached; the first one stands in the holders'
     /// configuration.
     pub hosts: Vec<String>,
@@ -217,12 +219,16 @@ fn grants(plan: &Plan) -> Result<Vec<Grant>, KeyError> {
     let name = |text: &str| {
         HolderName::new(text).map_err(|source| KeyError::Name { name: text.to_owned(), source })
     };
-    let mut grants =
-        vec![Grant { name: name("client")?, role: HolderRole::Client, models: Vec::new() }];
+    let mut grants = vec![Grant {
+        name: name("client")?,
+        role: HolderRole::Client,
+        models: Vec::new(),
+        results: plan.results,
+    }];
     for model in &plan.models {
         for role in [HolderRole::Coordinator, HolderRole::Worker] {
             let name = name(&format!("{}-{model}", role.as_str()))?;
-            grants.push(Grant { name, role, models: vec![model.clone()] });
+            grants.push(Grant { name, role, models: vec![model.clone()], results: false });
         }
     }
     Ok(grants)

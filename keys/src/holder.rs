@@ -39,6 +39,8 @@ pub struct Grant {
     pub role: HolderRole,
     /// The models: exactly one for a coordinator or worker; none means all for a client.
     pub models: Vec<ModelName>,
+    /// Whether a client may read the events of durable requests, those of other clients too.
+    pub results: bool,
 }
 
 /// A key that the broker lets in.
@@ -51,6 +53,8 @@ pub struct Holder {
     pub role: HolderRole,
     /// The models, as in [`Grant::models`].
     pub models: Vec<ModelName>,
+    /// As in [`Grant::results`].
+    pub results: bool,
     /// The public half of the nkey, which starts with `U`.
     pub public_key: ClientName,
 }
@@ -59,9 +63,12 @@ impl Holder {
     /// Checks rights and public key.
     ///
     /// # Errors
-    /// [`KeyError::Models`], [`KeyError::PublicKey`].
+    /// [`KeyError::Models`], [`KeyError::Results`], [`KeyError::PublicKey`].
     pub(crate) fn new(grant: Grant, public_key: &str) -> Result<Self, KeyError> {
-        let Grant { name, role, models } = grant;
+        let Grant { name, role, models, results } = grant;
+        if results && role != HolderRole::Client {
+            return Err(KeyError::Results { role: role.as_str() });
+        }
         if role != HolderRole::Client && models.len() != 1 {
             return Err(KeyError::Models { role: role.as_str(), found: models.len() });
         }
@@ -72,7 +79,7 @@ impl Holder {
             return Err(wrong());
         }
         let public_key = ClientName::new(public_key).map_err(|_no_token| wrong())?;
-        Ok(Self { name, role, models, public_key })
+        Ok(Self { name, role, models, results, public_key })
     }
 
     /// The subjects that the holder may use.
@@ -81,7 +88,9 @@ impl Holder {
     /// [`KeyError::Models`], for a list that was written by hand.
     pub(crate) fn permissions(&self) -> Result<Permissions, KeyError> {
         match (self.role, self.models.as_slice()) {
-            (HolderRole::Client, models) => Ok(Permissions::client(&self.public_key, models)),
+            (HolderRole::Client, models) => {
+                Ok(Permissions::client(&self.public_key, models, self.results))
+            }
             (HolderRole::Coordinator, [model]) => Ok(Permissions::coordinator(model)),
             (HolderRole::Worker, [model]) => Ok(Permissions::worker(model)),
             (role, models) => Err(KeyError::Models { role: role.as_str(), found: models.len() }),

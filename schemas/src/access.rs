@@ -2,7 +2,7 @@
 //!
 //! | role | publishes | hears |
 //! |---|---|---|
-//! | client | `prompt`, `job`, `cancel`, `probe` | announcements, its own inbox |
+//! | client | `prompt`, `job`, `cancel`, `probe`; if it may, JetStream's requests for results | announcements, its own inbox |
 //! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams | `prompt`, `cancel`, `head`, `lost`, `unheard`, `probe`, announcements, the inbox of its model's coordinators |
 //! | worker | steps, `head`, `lost`, announcements of workers, answers to coordinators | steps, control, `lost`, `probe`, announcements of coordinators, the inbox of its model's workers |
 //!
@@ -11,6 +11,9 @@
 
 use crate::ids::{ClientName, ModelName};
 use crate::subjects::Subjects;
+
+/// The consumer of a job queue that all coordinators of its model share.
+pub const JOB_CONSUMER: &str = "coordinators";
 
 /// First token of all subjects for answers.
 const INBOX: &str = "_INBOX";
@@ -53,9 +56,11 @@ pub struct Permissions {
 }
 
 impl Permissions {
-    /// What a client may do for some models; for all models if none is named.
+    /// What a client may do for some models; for all models if none is named. With `results` also
+    /// read the events of durable requests: its own and those of all other clients, since the
+    /// broker keeps them without the name of who asked.
     #[must_use]
-    pub fn client(name: &ClientName, models: &[ModelName]) -> Self {
+    pub fn client(name: &ClientName, models: &[ModelName], results: bool) -> Self {
         let mut permissions = Self::default();
         let scopes = match models {
             [] => vec![Subjects::any_model()],
@@ -71,6 +76,11 @@ impl Permissions {
             permissions.subscribe.push(subjects.fleet_all());
         }
         permissions.subscribe.push(below(&Role::Client.inbox_prefix(Some(name))));
+        if results {
+            permissions.publish.extend(result_requests(models));
+            // Through it the queue hands out its jobs, with what other clients ask.
+            permissions.publish_denied.push(format!("$JS.API.CONSUMER.MSG.NEXT.*.{JOB_CONSUMER}"));
+        }
         permissions
     }
 
@@ -159,6 +169,24 @@ fn stream_requests(subjects: &Subjects) -> Vec<String> {
     requests
 }
 
+/// JetStream's requests that read results; the subject of the first one tells which.
+fn result_requests(models: &[ModelName]) -> Vec<String> {
+    let scopes = match models {
+        [] => vec![("*".to_owned(), Subjects::any_model())],
+        models => {
+            let subjects = models.iter().map(Subjects::new);
+            subjects.map(|subjects| (subjects.results_stream(), subjects)).collect()
+        }
+    };
+    let requests = scopes.into_iter().flat_map(|(stream, subjects)| {
+        [
+            format!("$JS.API.CONSUMER.CREATE.{stream}.*.{}", subjects.result_all()),
+            format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.*"),
+        ]
+    });
+    requests.collect()
+}
+
 fn below(prefix: &str) -> String {
     format!("{prefix}.>")
 }
@@ -214,7 +242,7 @@ mod tests {
         };
         let roles = [
             (
-                Permissions::client(&ann, std::slice::from_ref(&mine)),
+                Permissions::client(&ann, std::slice::from_ref(&mine), false),
                 vec!["prompt", "job", "cancel", "probe"],
                 vec!["fleet worker", "fleet coordinator"],
             ),
@@ -264,12 +292,48 @@ mod tests {
         }
         let anns = format!("{}.x.1", Role::Client.inbox_prefix(Some(&ann)));
         for (name, expected) in [(&ann, true), (&ben, false)] {
-            let client = Permissions::client(name, &[]);
+            let client = Permissions::client(name, &[], false);
             assert_eq!(may(&client.subscribe, &[], &anns), expected);
             assert!(!may(&client.publish, &[], &anns));
         }
         assert!(may(&Permissions::coordinator(&mine).publish, &[], &anns));
         assert!(!may(&Permissions::worker(&mine).publish, &[], &anns));
+    }
+
+    #[test]
+    fn a_client_that_reads_results_gets_no_jobs() {
+        let mine: ModelName = "a".parse().expect("a name");
+        let name = ClientName::new("ANN").expect("a name");
+        let subjects = Subjects::new(&mine);
+        let next = |stream: &str, of| format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{of}");
+        let create = |filter: String| {
+            format!("$JS.API.CONSUMER.CREATE.{}.x.{filter}", subjects.results_stream())
+        };
+        for models in [vec![mine.clone()], vec![]] {
+            let client = Permissions::client(&name, &models, true);
+            let may_publish = |subject: &str| may(&client.publish, &client.publish_denied, subject);
+            for good in [
+                create(subjects.result(&RequestId::random())),
+                next(&subjects.results_stream(), "x"),
+            ] {
+                assert!(may_publish(&good), "{good}");
+            }
+            for bad in [
+                next(&subjects.jobs_stream(), JOB_CONSUMER),
+                next(&subjects.results_stream(), JOB_CONSUMER),
+                create(subjects.job()),
+                create(subjects.cancel(&RequestId::random())),
+                format!("$JS.API.CONSUMER.CREATE.{}.x", subjects.jobs_stream()),
+                format!("$JS.API.STREAM.MSG.GET.{}", subjects.jobs_stream()),
+                format!("$JS.API.STREAM.DELETE.{}", subjects.results_stream()),
+                subjects.result(&RequestId::random()),
+                format!("$JS.ACK.{}.x", subjects.jobs_stream()),
+            ] {
+                assert!(!may_publish(&bad), "{bad}");
+            }
+            assert!(!may(&client.subscribe, &[], &subjects.result_all()));
+            assert!(!may(&client.subscribe, &[], &subjects.job()));
+        }
     }
 
     #[test]

@@ -14,21 +14,49 @@ use serde::de::DeserializeOwned;
 use super::error::{JobError, Source};
 use crate::connection::Bus;
 use crate::error::PublishError;
+use crate::events::is_answer_inbox;
+use crate::violation::{Operation, Violation};
 
 /// How long JetStream may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the subjects of JetStream's requests begin with.
+const API: &str = "$JS.API.";
 
 /// The JetStream of a connection.
 #[derive(Debug, Clone)]
 pub(super) struct Api {
     pub(super) context: Context,
+    bus: Bus,
 }
 
 impl Api {
     pub(super) fn new(bus: &Bus) -> Self {
         let context =
             ContextBuilder::new().timeout(TIMEOUT).ack_timeout(TIMEOUT).build(bus.client.clone());
-        Self { context }
+        Self { context, bus: bus.clone() }
+    }
+
+    /// Waits for an answer, or for the broker's word that this role may not ask.
+    async fn unless_forbidden<T>(
+        &self,
+        subject: &str,
+        answer: impl Future<Output = T>,
+    ) -> Result<T, JobError> {
+        let mut refusals = self.bus.refusals();
+        if let Some(violation) = self.bus.signals.answers_refused() {
+            return Err(violation.into());
+        }
+        let concerns = |violation: &Violation| {
+            let refused = violation.subject.as_str();
+            violation.operation == Operation::Publish
+                && refused.strip_prefix(API).unwrap_or(refused) == subject
+                || is_answer_inbox(violation)
+        };
+        tokio::select! {
+            answer = answer => Ok(answer),
+            violation = refusals.of(concerns) => Err(violation.into()),
+        }
     }
 
     /// Sends a request; `Err(Refused)` holds what JetStream says.
@@ -37,8 +65,8 @@ impl Api {
         subject: &str,
         payload: &impl Serialize,
     ) -> Result<T, JobError> {
-        let answer = self.context.request::<_, _, Response<T>>(subject.to_owned(), payload).await;
-        match answer {
+        let answer = self.context.request::<_, _, Response<T>>(subject.to_owned(), payload);
+        match self.unless_forbidden(subject, answer).await? {
             Ok(Response::Ok(value)) => Ok(value),
             Ok(Response::Err { error }) => Err(refused(subject, error)),
             Err(error) => Err(match error.kind() {
@@ -55,11 +83,13 @@ impl Api {
         subject: &str,
         message: PublishMessage,
     ) -> Result<PublishAck, JobError> {
-        let stored = match self.context.send_publish(subject.to_owned(), message).await {
-            Ok(sent) => sent.await,
-            Err(error) => Err(error),
+        let stored = async {
+            match self.context.send_publish(subject.to_owned(), message).await {
+                Ok(sent) => sent.await,
+                Err(error) => Err(error),
+            }
         };
-        let error = match stored {
+        let error = match self.unless_forbidden(subject, stored).await? {
             Ok(ack) => return Ok(ack),
             Err(error) => error,
         };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use stagebus_schemas::codec::CodecError;
 
 use crate::error::PublishError;
+use crate::violation::Violation;
 
 pub(super) type Source = Box<dyn std::error::Error + Send + Sync>;
 
@@ -18,17 +19,17 @@ pub enum JobError {
          configuration, as in nats.conf"
     )]
     NoJetStream,
-    /// JetStream did not answer, or this role may not ask.
-    #[error(
-        "JetStream gave no answer on {subject} within {timeout:?}: the broker is away, or its \
-         permissions forbid the subject"
-    )]
+    /// JetStream did not answer.
+    #[error("JetStream gave no answer on {subject} within {timeout:?}: the broker is away or busy")]
     NoAnswer {
         /// Subject of the request.
         subject: String,
         /// How long was waited.
         timeout: Duration,
     },
+    /// The broker's permissions forbid the request, or its answers.
+    #[error("jobs are not permitted with these credentials")]
+    Forbidden(#[from] Violation),
     /// Nobody has made the streams of this model.
     #[error("no stream takes {subject}: no coordinator of this model has its jobs enabled")]
     NoStream {

@@ -6,14 +6,12 @@ use async_nats::jetstream::consumer::{AckPolicy, Consumer, Info as ConsumerInfo,
 use async_nats::jetstream::consumer::{IntoConsumerConfig as _, pull::Config as PullConfig};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Info, RetentionPolicy, StorageType};
 use serde_json::json;
+use stagebus_schemas::access::JOB_CONSUMER as CONSUMER;
 use stagebus_schemas::subjects::Subjects;
 
 use super::JobLimits;
 use super::api::Api;
 use super::error::JobError;
-
-/// The consumer that all coordinators share: a work queue has one.
-const CONSUMER: &str = "coordinators";
 
 /// Jobs that all coordinators together may hold; beyond that the broker hands out none.
 const MAX_HELD: i64 = 65_536;

@@ -8,7 +8,11 @@ fn name(text: &str) -> HolderName {
 
 fn plan() -> Plan {
     let models = vec!["m-1".parse().expect("a valid name")];
-    Plan { models, hosts: vec!["broker.example".to_owned(), "192.0.2.1".to_owned()] }
+    Plan {
+        models,
+        results: false,
+        hosts: vec!["broker.example".to_owned(), "192.0.2.1".to_owned()],
+    }
 }
 
 fn made() -> (TempDir, KeyFolder) {
@@ -61,7 +65,7 @@ fn keys_are_added_and_removed_and_never_written_over() {
     let (parent, mut folder) = made();
     let again = KeyFolder::create(&folder.path, &plan()).expect_err("it exists");
     assert!(matches!(again, KeyError::Exists { .. }), "{again}");
-    let grant = |text: &str, role, models| Grant { name: name(text), role, models };
+    let grant = |text: &str, role, models| Grant { name: name(text), role, models, results: false };
     let ann = folder.add(grant("ann", HolderRole::Client, vec![]), None).expect("added").clone();
     let users = folder.broker().join(USERS);
     assert!(read(&users).contains(ann.public_key.as_str()));
@@ -71,6 +75,10 @@ fn keys_are_added_and_removed_and_never_written_over() {
     assert!(matches!(reserved, Err(KeyError::Reserved { .. })), "{reserved:?}");
     let no_model = folder.add(grant("w", HolderRole::Worker, vec![]), None);
     assert!(matches!(no_model, Err(KeyError::Models { found: 0, .. })), "{no_model:?}");
+
+    let of_worker = Grant { results: true, ..grant("w", HolderRole::Worker, plan().models) };
+    let with_results = folder.add(of_worker, None);
+    assert!(matches!(with_results, Err(KeyError::Results { .. })), "{with_results:?}");
 
     let theirs = nkeys::KeyPair::new_user();
     let grant_bob = || grant("bob", HolderRole::Client, vec![]);
