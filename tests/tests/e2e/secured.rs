@@ -36,9 +36,11 @@ async fn made_keys() -> Result<(TempDir, PathBuf)> {
     let parent = tempfile::tempdir()?;
     let keys = parent.path().join("keys");
     let call = Call::new(["keys", "new"]).arg(&keys).args(&["--model", MODEL, "--model", OTHER]);
-    call.run().await?.success()?;
-    let ann = ["ann", "--role", "client", "--model", OTHER];
-    Call::new(["keys", "add"]).arg(&keys).args(&ann).run().await?.success()?;
+    call.arg("--results").run().await?.success()?;
+    for (name, model) in [("ann", OTHER), ("ben", MODEL)] {
+        let add = Call::new(["keys", "add"]).arg(&keys).arg(name);
+        add.args(&["--role", "client", "--model", model]).run().await?.success()?;
+    }
     Ok((parent, keys))
 }
 
@@ -82,6 +84,16 @@ async fn a_fleet_with_keys_answers_whoever_has_one() -> Result<()> {
     let status = with_key(Call::new(["status", "--json"]));
     let told = status.clone().arg(config(&keys, "client")).run().await?.success()?;
     ensure!(told.json()?["served"] == true, "{}", told.report());
+    // A durable request, and who may read its events.
+    let job = ["submit", "--id", "one", "--model", MODEL, "What is the capital of Japan?"];
+    let ben = config(&keys, "ben");
+    with_key(Call::new(job)).arg(&ben).run().await?.success()?;
+    let results = with_key(Call::new(["results", "one", "--model", MODEL, "--follow"]));
+    let told = results.clone().arg(config(&keys, "client")).run().await?.success()?;
+    ensure!(told.stdout().contains("Tokyo"), "{}", told.report());
+    let told = results.arg(&ben).run().await?;
+    ensure!(told.code() == REFUSED, "{}", told.report());
+    told.failure(&["publish", "$JS.API.CONSUMER.CREATE"])?;
     // A key for another model: what it may not ask is told, whatever the command.
     let told = status.arg(config(&keys, "ann")).run().await?;
     told.failure(&["stagebus.v1.*.fleet.>", "--model"])?;
