@@ -79,7 +79,9 @@ impl Permissions {
         if results {
             permissions.publish.extend(result_requests(models));
             // Through it the queue hands out its jobs, with what other clients ask.
-            permissions.publish_denied.push(format!("$JS.API.CONSUMER.MSG.NEXT.*.{JOB_CONSUMER}"));
+            let verbs = ["MSG.NEXT", "DELETE"];
+            let queue = verbs.map(|verb| format!("$JS.API.CONSUMER.{verb}.*.{JOB_CONSUMER}"));
+            permissions.publish_denied.extend(queue);
         }
         permissions
     }
@@ -182,6 +184,8 @@ fn result_requests(models: &[ModelName]) -> Vec<String> {
         [
             format!("$JS.API.CONSUMER.CREATE.{stream}.*.{}", subjects.result_all()),
             format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.*"),
+            // A reader that lost its place makes a new one; the names are random.
+            format!("$JS.API.CONSUMER.DELETE.{stream}.*"),
         ]
     });
     requests.collect()
@@ -321,6 +325,7 @@ mod tests {
             for bad in [
                 next(&subjects.jobs_stream(), JOB_CONSUMER),
                 next(&subjects.results_stream(), JOB_CONSUMER),
+                format!("$JS.API.CONSUMER.DELETE.{}.{JOB_CONSUMER}", subjects.jobs_stream()),
                 create(subjects.job()),
                 create(subjects.cancel(&RequestId::random())),
                 format!("$JS.API.CONSUMER.CREATE.{}.x", subjects.jobs_stream()),

@@ -180,7 +180,6 @@ async fn a_key_of_another_model_or_role_runs_nothing() -> Result<()> {
     };
     let worker = |holder: &str| part(&["worker", "--stage", "0", "--engine", "test"], holder);
     let coordinator = |holder: &str| part(&["coordinator"], holder);
-    let subjects = format!("stagebus.v1.{MODEL}.");
     for call in [
         worker(&format!("worker-{OTHER}")),
         worker("client"),
@@ -191,7 +190,7 @@ async fn a_key_of_another_model_or_role_runs_nothing() -> Result<()> {
         let told = call.run().await?;
         ensure!(told.code() == REFUSED, "{}", told.report());
         ensure!(told.stdout().is_empty(), "{}", told.report());
-        told.failure(&["cannot do its work", "does not let these credentials", &subjects])?;
+        told.failure(&["cannot do its work", "does not let these credentials", MODEL])?;
     }
     Ok(())
 }
