@@ -5,6 +5,7 @@
 //! crate calls them with every kept input in `corpus/`, so that what was found once stays mended.
 #![expect(
     clippy::panic,
+    clippy::missing_panics_doc,
     reason = "a broken property is reported to the fuzzer by a panic, like any other fault"
 )]
 
