@@ -136,6 +136,14 @@ pub struct CoordinatorSettings {
     pub max_sessions: usize,
     /// Requests that wait for a session; more are answered "overloaded" at once.
     pub max_queued: usize,
+    /// Requests of one client that run or wait; more are answered "overloaded". 0 is no limit.
+    pub max_per_client: usize,
+    /// Longest wait for a session, as far as it is known beforehand, in milliseconds; requests that
+    /// would wait longer are answered "overloaded" at once.
+    pub max_wait_ms: u64,
+    /// How much of the workers' KV memory sessions may be expected to need together, in percent;
+    /// others wait. 0 is no limit: then sessions push each other out.
+    pub kv_percent: u32,
     /// Largest request, in bytes.
     pub max_request_bytes: usize,
     /// Tokens to generate when a request names no number.
@@ -183,6 +191,9 @@ impl Default for CoordinatorSettings {
         Self {
             max_sessions: 64,
             max_queued: 256,
+            max_per_client: 0,
+            max_wait_ms: 60_000,
+            kv_percent: 100,
             max_request_bytes: 1 << 20,
             default_max_tokens: 512,
             prefill_chunk: 128,
@@ -233,6 +244,9 @@ impl CoordinatorSettings {
         let checks = [
             ("max_sessions", self.max_sessions as u64, 1, 1 << 16),
             ("max_queued", self.max_queued as u64, 0, 1 << 20),
+            ("max_per_client", self.max_per_client as u64, 0, 1 << 20),
+            ("max_wait_ms", self.max_wait_ms, 1, DAY_MS),
+            ("kv_percent", u64::from(self.kv_percent), 0, 10_000),
             ("max_request_bytes", self.max_request_bytes as u64, 1, 64 << 20),
             ("default_max_tokens", u64::from(self.default_max_tokens), 1, u64::from(u32::MAX)),
             ("prefill_chunk", self.prefill_chunk as u64, MIN_CHUNK_ROWS as u64, MAX_ROWS as u64),

@@ -62,6 +62,9 @@ struct Member {
     interval: Duration,
     last_seen: Instant,
     load: WorkerLoad,
+    /// Fewest bytes per position that its KV caches were ever seen to take: short sessions leave
+    /// much of their last block empty.
+    token_bytes: Option<f64>,
     /// Sessions of this coordinator on it.
     own_sessions: u32,
     /// The same when its last announcement came, which counts those.
@@ -73,6 +76,34 @@ struct Member {
     idle_since: Option<Instant>,
     /// When it was last asked whether it lives.
     checked: Option<Instant>,
+}
+
+/// KV caches, in positions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct KvRoom {
+    /// Positions held.
+    pub(crate) held: f64,
+    /// Positions that fit.
+    pub(crate) room: f64,
+}
+
+/// Bytes per position of a worker's KV caches; nothing while they are empty or without a limit.
+fn token_bytes(load: &WorkerLoad) -> Option<f64> {
+    let known = load.kv_tokens > 0 && load.kv_bytes > 0 && load.kv_max_bytes > 0;
+    known.then(|| number(load.kv_bytes) / number(load.kv_tokens))
+}
+
+fn smaller(a: Option<f64>, b: Option<f64>) -> Option<f64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// A count as a number to reckon with; exact up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^53")]
+const fn number(count: u64) -> f64 {
+    count as f64
 }
 
 /// What an announcement changed.
@@ -165,6 +196,10 @@ impl FleetView {
             interval,
             last_seen: now,
             load: announcement.load.clone(),
+            token_bytes: smaller(
+                token_bytes(&announcement.load),
+                known.and_then(|m| m.token_bytes),
+            ),
             own_sessions,
             own_when_announced: own_sessions,
             suspect_until: known.and_then(|member| member.suspect_until),
@@ -246,6 +281,18 @@ impl FleetView {
                 (cached, member.n_sessions(), member.load.queue_depth, *id)
             })
             .map(|(id, _)| id.clone())
+    }
+
+    /// The KV caches of a stage's workers that take sessions; nothing while it is not known how
+    /// much they hold, or where nothing limits them.
+    pub(crate) fn kv(&self, stage: StageIndex, now: Instant) -> Option<KvRoom> {
+        let mut kv = KvRoom { held: 0.0, room: 0.0 };
+        let of_stage = |member: &&Member| member.stage == stage && member.takes_sessions(now);
+        for member in self.workers.values().filter(of_stage) {
+            kv.held += number(member.load.kv_tokens);
+            kv.room += number(member.load.kv_max_bytes) / member.token_bytes?;
+        }
+        (kv.room > 0.0).then_some(kv)
     }
 
     /// Whether every stage has a worker that takes sessions.

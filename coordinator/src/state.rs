@@ -10,6 +10,7 @@
 //! way. A stop string is thus found one step late: that step's answer comes for a session that no
 //! longer exists and is dropped.
 
+mod admission;
 mod ending;
 mod intake;
 mod jobs;
@@ -31,6 +32,8 @@ use stagebus_schemas::messages::public::{FinishReason, Limits};
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
 use tracing::{info, warn};
+
+use admission::OutputShare;
 
 use crate::action::{Action, Effect};
 use crate::config::CoordinatorSettings;
@@ -129,8 +132,10 @@ pub(crate) struct State {
     unsettled: Vec<Unsettled>,
     /// Smoothed round trip of a step of any kind.
     round_trip: Smoothed,
-    /// Smoothed time from arrival to the end of a request.
-    request_time: Smoothed,
+    /// Smoothed time from the first step to the end of a session.
+    place_time: Smoothed,
+    /// What sessions generate of what they may.
+    output_share: OutputShare,
     /// What decode steps cost.
     costs: StepCostModel,
     /// Smoothed acceptance of the sessions that have ended.
@@ -173,7 +178,8 @@ impl State {
             queue: VecDeque::new(),
             unsettled: Vec::new(),
             round_trip: Smoothed::default(),
-            request_time: Smoothed::default(),
+            place_time: Smoothed::default(),
+            output_share: OutputShare::default(),
             costs: StepCostModel::default(),
             acceptance: FIRST_ACCEPTANCE,
             n_decoding: 0,

@@ -98,6 +98,11 @@ impl Stopwatch {
         now.saturating_duration_since(self.arrival)
     }
 
+    /// Returns the time since the first step was sent; nothing before it.
+    pub(crate) fn running(&self, now: Instant) -> Option<Duration> {
+        self.first_step.map(|first| now.saturating_duration_since(first))
+    }
+
     /// Returns what `done` reports for a request of `n_tokens` generated tokens.
     pub(crate) fn report(&self, n_tokens: u32, now: Instant) -> Timings {
         let since_arrival = |at: Option<Instant>| {

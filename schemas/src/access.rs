@@ -191,6 +191,14 @@ fn result_requests(models: &[ModelName]) -> Vec<String> {
     requests.collect()
 }
 
+/// The name of the client that a reply subject belongs to. With credentials the broker lets a
+/// client hear only subjects with its own name, so whoever gives another one hears no answer.
+#[must_use]
+pub fn client_of(reply: &str) -> Option<&str> {
+    let (name, rest) = reply.strip_prefix("_INBOX.client.")?.split_once('.')?;
+    (!name.is_empty() && !rest.is_empty()).then_some(name)
+}
+
 fn below(prefix: &str) -> String {
     format!("{prefix}.>")
 }

@@ -125,6 +125,9 @@ impl State {
     /// Ends a session with what it has generated.
     pub(super) fn finish(&mut self, id: SessionId, reason: FinishReason, now: Instant) {
         let Some(mut session) = self.remove(id, now) else { return };
+        if reason != FinishReason::Cancelled {
+            self.output_share.observe(&session);
+        }
         let stopped = session.transcript.finish();
         let finish_reason = match reason {
             FinishReason::Length if stopped => FinishReason::Stop,
@@ -179,7 +182,9 @@ impl State {
         self.close_route(id);
         let session = self.sessions.remove(&id)?;
         self.queue.retain(|queued| *queued != id);
-        self.request_time.add(session.watch.elapsed(now));
+        if let Some(held) = session.watch.running(now) {
+            self.place_time.add(held);
+        }
         if let Some(acceptance) = session.speculation.acceptance() {
             self.acceptance += (acceptance - self.acceptance) * ACCEPTANCE_WEIGHT;
         }

@@ -19,19 +19,13 @@ use crate::speculation::Speculation;
 use crate::timings::Stopwatch;
 use crate::transcript::Transcript;
 
-/// Hint for a retry before the first request has ended, in milliseconds.
-const FIRST_RETRY_MS: u64 = 1_000;
-
-/// Bounds of the hint for a retry, in milliseconds.
-const RETRY_LIMITS_MS: (u64, u64) = (100, 60_000);
-
 impl State {
     pub(super) fn on_request(&mut self, incoming: Incoming, now: Instant) {
         let Some(client) = incoming.client else {
             self.counters.requests_ignored += 1;
             return;
         };
-        if let Err(error) = self.check_room() {
+        if let Err(error) = self.check_room(&client) {
             return self.refuse(client, error);
         }
         match self.read_request(&incoming.payload, &client) {
@@ -66,27 +60,6 @@ impl State {
             Ok(()) => self.queue.push_back(id),
             Err(error) => self.on_session_fault(id, error.into(), now),
         }
-    }
-
-    /// A hint when a place may be free: the queue ahead times the time that a request takes.
-    pub(super) fn retry_after_ms(&self) -> u64 {
-        let (least, most) = RETRY_LIMITS_MS;
-        let Some(request_time) = self.request_time.get() else { return FIRST_RETRY_MS };
-        let request_ms = u64::try_from(request_time.as_millis()).unwrap_or(most);
-        let ahead = self.queue.len() as u64 + 1;
-        (request_ms.saturating_mul(ahead) / self.settings.max_sessions as u64).clamp(least, most)
-    }
-
-    fn check_room(&self) -> Result<(), ErrorReply> {
-        let limit = self.settings.max_sessions + self.settings.max_queued;
-        if self.sessions.len() < limit {
-            return Ok(());
-        }
-        Err(ErrorReply {
-            class: ErrorClass::Overloaded,
-            message: format!("{limit} requests run or wait, no more are taken"),
-            retry_after_ms: Some(self.retry_after_ms()),
-        })
     }
 
     fn read_request(&self, payload: &[u8], client: &Client) -> Result<ValidRequest, ErrorReply> {

@@ -25,7 +25,11 @@ impl State {
     pub(super) fn admit(&mut self, now: Instant) {
         let mut n_active = self.sessions.values().filter(|session| session.is_active()).count();
         while n_active < self.settings.max_sessions {
-            let Some(session) = self.queue.pop_front() else { return };
+            let Some(&session) = self.queue.front() else { return };
+            if !self.has_kv_room(session, now) {
+                return;
+            }
+            self.queue.pop_front();
             self.place(session, now);
             n_active += usize::from(self.sessions.contains_key(&session));
         }

@@ -1,5 +1,6 @@
 //! Actions fed by hand, effects looked at: no broker, no task, no clock but the one given.
 
+mod admission;
 mod jobs;
 mod recovery;
 mod speculation;

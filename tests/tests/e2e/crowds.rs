@@ -1,7 +1,9 @@
 //! More sessions than fit: into the slots, into the KV memory, and beginnings that they share.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
+use stagebus_schemas::error::ErrorClass;
+use stagebus_schemas::messages::public::Event;
 use stagebus_tests::answer::Answer;
 use stagebus_tests::fleet::Fleet;
 
@@ -52,7 +54,13 @@ async fn two_thousand_short_sessions_go_through_32_slots() -> Result<()> {
 
 #[tokio::test]
 async fn sessions_that_give_way_for_want_of_memory_lose_nothing() -> Result<()> {
-    let settings = ["worker.profile=fast", "worker.kv_memory_mib=5", "coordinator.draft=off"];
+    // Without the limit on what sessions need, so that they push each other out.
+    let settings = [
+        "worker.profile=fast",
+        "worker.kv_memory_mib=5",
+        "coordinator.draft=off",
+        "coordinator.kv_percent=0",
+    ];
     let fleet = Fleet::start(2, |spec| spec.settings.extend(settings.map(str::to_owned))).await?;
     let cases = cases()?;
     let requests: Vec<Value> = (0..8_usize)
@@ -108,5 +116,58 @@ async fn a_shared_beginning_is_not_computed_again() -> Result<()> {
     // Chats begin with the same words too, so the common part may be longer than `shared`.
     ensure!(other.usage()?.cached_tokens >= 384, "{other:?}");
     fleet.idle().await?;
+    fleet.end().await
+}
+
+#[tokio::test]
+async fn a_crowd_past_the_queue_is_refused_and_the_rest_answered_right() -> Result<()> {
+    let settings = ["coordinator.max_sessions=2", "coordinator.max_queued=3"];
+    let fleet = Fleet::start(2, |spec| spec.settings.extend(settings.map(str::to_owned))).await?;
+    let case = &cases()?[7];
+    let request = serde_json::to_vec(&json!({ "tokens": case.input_ids, "max_tokens": 32 }))?;
+    let mut streams = Vec::new();
+    for _ in 0..40 {
+        streams.push(fleet.send(request.clone()).await?);
+    }
+    let (mut n_done, mut n_refused) = (0, 0);
+    for stream in &mut streams {
+        match stream.next().await? {
+            Some(Event::Error { class, message, retry_after_ms }) => {
+                ensure!(class == ErrorClass::Overloaded, "{class:?}: {message}");
+                ensure!(retry_after_ms.is_some_and(|ms| ms > 0), "no hint: {message}");
+                n_refused += 1;
+            }
+            Some(Event::Accepted { .. }) => {
+                let mut tokens = Vec::new();
+                while let Some(event) = stream.next().await? {
+                    match event {
+                        Event::Token { tokens: more, .. } => tokens.extend(more),
+                        Event::Done { .. } => {}
+                        other => bail!("{other:?}"),
+                    }
+                }
+                ensure!(tokens == case.output_ids[..32], "{tokens:?}");
+                n_done += 1;
+            }
+            other => bail!("{other:?}"),
+        }
+    }
+    // Five at a time have a place or wait; sending the others takes less time than those.
+    ensure!(n_done >= 5 && n_refused > 0 && n_done + n_refused == 40, "{n_done} {n_refused}");
+    fleet.idle().await?;
+    fleet.end().await
+}
+
+#[tokio::test]
+async fn one_client_cannot_have_all_places() -> Result<()> {
+    let limit = "coordinator.max_per_client=1".to_owned();
+    let fleet = Fleet::start(1, |spec| spec.settings.push(limit.clone())).await?;
+    let (running, mut stream) = fleet.begin(&crate::prompts::endless(), 1).await?;
+    let refused = fleet.ask(&crate::prompts::short()).await?;
+    let (class, message) = refused.failure()?;
+    ensure!(class == ErrorClass::Overloaded && message.contains("this client"), "{message}");
+    fleet.cancel(&running).await?;
+    running.rest(&mut stream).await?;
+    fleet.ask(&crate::prompts::short()).await?.reason()?;
     fleet.end().await
 }
