@@ -26,15 +26,15 @@ fn sessions_cost_their_kv_cache_and_little_else() {
 }
 
 fn idle_paged_sessions_cost_their_blocks() {
-    const N_SESSIONS: u64 = 128;
+    const N_SESSIONS: u32 = 128;
     let library = chain::library();
     let request = StageRequest { shards: &chain::ONE, stage: 0, library: Some(&library) };
     let options = EngineOptions { kv_bytes: Some(96 << 20), max_sessions: 256, ..chain::exact() };
     let options = EngineOptions { profile: Profile::Fast, ..options };
     let mut backend = open_backend(EngineKind::Paged, &request, &options).unwrap();
-    let mut open = |session: u64| {
-        let key = SessionKey(session);
-        let prompt: Vec<u32> = (0..32).map(|i| 100 + (31 * session as u32 + i) % 40_000).collect();
+    let mut open = |session: u32| {
+        let key = SessionKey(u64::from(session));
+        let prompt: Vec<u32> = (0..32).map(|i| 100 + (31 * session + i) % 40_000).collect();
         backend.open(key, &prompt, 2_048).unwrap();
         let path = RowPath::Prefill;
         let rows = StepRows {
@@ -52,8 +52,8 @@ fn idle_paged_sessions_cost_their_blocks() {
     let (before, held_before) = (0..8).map(&mut open).last().unwrap();
     let (after, held_after) = (8..8 + N_SESSIONS).map(&mut open).last().unwrap();
     let kv_bytes = held_after - held_before;
-    assert!(kv_bytes >= N_SESSIONS * 32 * 10_000, "{kv_bytes} bytes of blocks");
-    let each = after.saturating_sub(before).saturating_sub(kv_bytes) / N_SESSIONS;
+    assert!(kv_bytes >= u64::from(N_SESSIONS) * 32 * 10_000, "{kv_bytes} bytes of blocks");
+    let each = after.saturating_sub(before).saturating_sub(kv_bytes) / u64::from(N_SESSIONS);
     assert!(each < 200_000, "an idle session takes {each} bytes beside its blocks");
 }
 
