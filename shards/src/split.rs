@@ -1,7 +1,7 @@
 //! Chooses which layers each stage gets.
 //!
 //! Stages work at the same time only for several sessions, so what is balanced is a micro-batch
-//! of [`BALANCED_ROWS`] rows, one session each: a part costs what reading its weights takes, what
+//! of eight rows, one session each: a part costs what reading its weights takes, what
 //! multiplying every row with them takes, and what the small operations of its layers take. The
 //! embedding table costs nothing: one row of it is read per token. For a single session, whose
 //! steps run through the stages one after the other, the split does not matter.
