@@ -35,7 +35,7 @@ fn idle_paged_sessions_cost_their_blocks() {
     let mut open = |session: u32| {
         let key = SessionKey(u64::from(session));
         let prompt: Vec<u32> = (0..32).map(|i| 100 + (31 * session + i) % 40_000).collect();
-        backend.open(key, &prompt, 2_048).unwrap();
+        backend.open(key, &prompt, 33).unwrap();
         let path = RowPath::Prefill;
         let rows = StepRows {
             session: key,

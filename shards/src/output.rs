@@ -45,31 +45,17 @@ impl OutputDir {
     pub(crate) fn publish(self) -> Result<(), ShardError> {
         let Self { temporary, target, force } = self;
         sync_dir(temporary.path()).map_err(|source| io_error(temporary.path(), source))?;
-        check_target(&target, force)?;
-        let mut replaced = None;
-        if !force {
-            // An empty folder makes room; anything else stays and is judged below.
-            drop(fs::remove_dir(&target));
-        } else if target.try_exists().map_err(|source| io_error(&target, source))? {
-            // The old set stays whole until the new one is in place.
-            let parent = target.parent().unwrap_or(&target);
-            let aside = tempfile::Builder::new()
-                .prefix(".stagebus-replaced-")
-                .tempdir_in(parent)
-                .map_err(|source| io_error(parent, source))?;
-            let old = aside.path().join("set");
-            fs::rename(&target, &old).map_err(|source| io_error(&target, source))?;
-            replaced = Some((aside, old));
-        }
-        if let Err(source) = fs::rename(temporary.path(), &target) {
-            if let Some((_, old)) = &replaced {
-                fs::rename(old, &target).map_err(|source| io_error(&target, source))?;
-            }
-            // Another process may have been quicker since the check.
+        make_readable(temporary.path()).map_err(|source| io_error(temporary.path(), source))?;
+        let mut n_rivals = 0;
+        let replaced = loop {
             check_target(&target, force)?;
-            return Err(io_error(&target, source));
-        }
-        make_readable(&target).map_err(|source| io_error(&target, source))?;
+            match put(temporary.path(), &target, force) {
+                Ok(replaced) => break replaced,
+                // Another process put its set there, or moved it away, since the check.
+                Err(error) if n_rivals < MAX_RIVALS && lost_a_race(&error) => n_rivals += 1,
+                Err(source) => return Err(io_error(&target, source)),
+            }
+        };
         if let Some(parent) = target.parent() {
             sync_dir(parent).map_err(|source| io_error(parent, source))?;
         }
@@ -80,6 +66,41 @@ impl OutputDir {
         }
         Ok(())
     }
+}
+
+/// Other processes that may be quicker before one gives up.
+const MAX_RIVALS: usize = 16;
+
+/// A set that was there before, under its new name, in a folder that goes away when dropped.
+type Replaced = (TempDir, PathBuf);
+
+/// Moves a folder to its place. A set that is there stays whole until the new one is in place.
+fn put(folder: &Path, target: &Path, force: bool) -> io::Result<Option<Replaced>> {
+    let mut replaced = None;
+    if !force {
+        // An empty folder makes room; anything else stays and is judged by the next check.
+        drop(fs::remove_dir(target));
+    } else if target.try_exists()? {
+        let parent = target.parent().unwrap_or(target);
+        let aside = tempfile::Builder::new().prefix(".stagebus-replaced-").tempdir_in(parent)?;
+        let old = aside.path().join("set");
+        fs::rename(target, &old)?;
+        replaced = Some((aside, old));
+    }
+    if let Err(error) = fs::rename(folder, target) {
+        if let (Some((_, old)), false) = (&replaced, target.try_exists()?) {
+            fs::rename(old, target)?;
+        }
+        return Err(error);
+    }
+    Ok(replaced)
+}
+
+fn lost_a_race(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotFound
+    )
 }
 
 /// Nothing may be there, unless it is a shard set (or an empty folder) and may be replaced.

@@ -1,4 +1,6 @@
-//! Whether a user's tokens depend on anybody else: alone, beside 15 others, with speculation.
+//! Whether a user's tokens depend on anything else: alone, beside 15 others, with speculation, and
+//! on a fresh fleet that knows no prompt, takes prompts in smaller parts and has so little KV memory
+//! that sessions give way and are replayed.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -9,12 +11,19 @@ use super::contestant::{Contestant, Kind};
 use super::matrix::MANY;
 use super::{Context, Part};
 use crate::load::{self, Ask, Served};
+use crate::node_fleet::{NodeFleet, NodePlan, node_cpus};
 
 /// Most tokens compared of an answer.
 const MAX_TOKENS: usize = 64;
 
 /// Tokens drafted per step in the turns with speculation.
 const DRAFT_TOKENS: u32 = 5;
+
+/// KV memory of a worker of the cramped fleet, in MiB: about 600 tokens, where 16 users need 2,000.
+const CRAMPED_MIB: u64 = 5;
+
+/// Rows of a micro-batch there, and so most rows of a part of a prompt.
+const CRAMPED_ROWS: u32 = 24;
 
 /// What was compared.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -31,6 +40,10 @@ pub struct Identity {
     pub differ_with_speculation: Vec<usize>,
     /// Tokens drafted in all; without any there was no speculation.
     pub drafted_tokens: u32,
+    /// Prompt tokens that the answers alone found in the prefix cache.
+    pub cached_tokens: u32,
+    /// Prompts, by number, whose tokens on the cramped fleet, beside 15 others, differ.
+    pub differ_cramped: Vec<usize>,
 }
 
 impl Identity {
@@ -41,6 +54,7 @@ impl Identity {
             .differ_with_neighbours
             .iter()
             .chain(&self.differ_with_speculation)
+            .chain(&self.differ_cramped)
             .copied()
             .collect();
         let n_equal = self.n_prompts.saturating_sub(differing.len());
@@ -62,6 +76,8 @@ pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::R
         differ_with_neighbours: Vec::new(),
         differ_with_speculation: Vec::new(),
         drafted_tokens: 0,
+        cached_tokens: 0,
+        differ_cramped: Vec::new(),
     };
     let Some(fleet) = contestant.fleet() else { return Ok(identity) };
     context.note(&format!("comparing the tokens of {n_prompts} prompts"));
@@ -79,6 +95,7 @@ pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::R
     for ask in &plain {
         alone.push(load::one(fleet, ask, Instant::now()).await?);
     }
+    identity.cached_tokens = alone.iter().map(|served| served.usage.cached_tokens).sum();
     let beside = load::users(fleet, MANY, &plain).await?;
     identity.differ_with_neighbours = differing(&alone, &beside);
     if context.args.has(Part::Speculation) {
@@ -86,7 +103,35 @@ pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::R
         identity.differ_with_speculation = differing(&alone, &drafted);
         identity.drafted_tokens = drafted.iter().map(|served| served.usage.drafted_tokens).sum();
     }
+    if let Some(cramped) = cramped(context, contestant.kind(), &plain).await? {
+        identity.differ_cramped = differing(&alone, &cramped);
+    }
     Ok(identity)
+}
+
+/// The answers of a fresh fleet with little KV memory, 16 at the same time.
+async fn cramped(
+    context: &Context,
+    kind: Kind,
+    asks: &[Ask<'_>],
+) -> anyhow::Result<Option<Vec<Served>>> {
+    let Kind::Fleet { n_stages, weights, engine } = kind else { return Ok(None) };
+    context.note("the same on a fleet with little KV memory");
+    let plan = NodePlan {
+        shards: context.sets.get(n_stages, weights)?.to_owned(),
+        cpus: context.n_cpus.map_or_else(Vec::new, |n_cpus| node_cpus(n_stages, n_cpus)),
+        settings: vec![
+            format!("worker.engine={engine}"),
+            format!("worker.kv_memory_mib={CRAMPED_MIB}"),
+            format!("worker.batch_rows={CRAMPED_ROWS}"),
+            "coordinator.draft=off".to_owned(),
+        ],
+    };
+    let fleet = NodeFleet::start(&plan).await?;
+    fleet.join_cores().await?;
+    let served = load::users(&fleet, MANY, asks).await?;
+    fleet.end().await?;
+    Ok(Some(served))
 }
 
 /// Numbers of the answers whose tokens differ.
@@ -119,6 +164,8 @@ mod tests {
             differ_with_neighbours: vec![1],
             differ_with_speculation: vec![1, 2],
             drafted_tokens: 9,
+            cached_tokens: 32,
+            differ_cramped: vec![2],
         };
         assert_eq!(identity.share(), Some(0.5));
         assert_eq!(Identity { n_prompts: 0, ..identity }.share(), None);

@@ -218,13 +218,17 @@ impl Evidence<'_> {
         let n_differing: usize = self.ours().map(|round| round.n_differing).sum();
         let how = format!(
             "{} prompts x {} tokens on {}: {} differ beside 15 others, {} with speculation ({} \
-             tokens drafted); {n_differing} answers of all timed turns differ from their first",
+             tokens drafted), {} on a fresh fleet with little KV memory and small chunks ({} tokens \
+             were cached for those compared with); {n_differing} answers of all timed turns differ \
+             from their first",
             identity.n_prompts,
             identity.max_tokens,
             identity.kind.name(),
             identity.differ_with_neighbours.len(),
             identity.differ_with_speculation.len(),
-            identity.drafted_tokens
+            identity.drafted_tokens,
+            identity.differ_cramped.len(),
+            identity.cached_tokens
         );
         match identity.share() {
             Some(share) if share < 1.0 || identity.drafted_tokens > 0 => {
@@ -289,6 +293,8 @@ mod tests {
             differ_with_neighbours: vec![],
             differ_with_speculation: vec![],
             drafted_tokens: 0,
+            cached_tokens: 0,
+            differ_cramped: vec![],
         };
         let long_prompt = LongPrompt {
             kind,
