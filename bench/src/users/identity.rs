@@ -23,7 +23,7 @@ const DRAFT_TOKENS: u32 = 5;
 const CRAMPED_MIB: u64 = 5;
 
 /// Rows of a micro-batch there, and so most rows of a part of a prompt.
-const CRAMPED_ROWS: u32 = 24;
+const CRAMPED_ROWS: u32 = 40;
 
 /// What was compared.
 #[derive(Debug, Clone, PartialEq, Serialize)]
