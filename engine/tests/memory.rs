@@ -29,13 +29,13 @@ fn idle_paged_sessions_cost_their_blocks() {
     const N_SESSIONS: u32 = 128;
     let library = chain::library();
     let request = StageRequest { shards: &chain::ONE, stage: 0, library: Some(&library) };
-    let options = EngineOptions { kv_bytes: Some(96 << 20), max_sessions: 256, ..chain::exact() };
+    let options = EngineOptions { kv_bytes: Some(160 << 20), max_sessions: 256, ..chain::exact() };
     let options = EngineOptions { profile: Profile::Fast, ..options };
     let mut backend = open_backend(EngineKind::Paged, &request, &options).unwrap();
     let mut open = |session: u32| {
         let key = SessionKey(u64::from(session));
         let prompt: Vec<u32> = (0..32).map(|i| 100 + (31 * session + i) % 40_000).collect();
-        backend.open(key, &prompt, 33).unwrap();
+        backend.open(key, &prompt, 32).unwrap();
         let path = RowPath::Prefill;
         let rows = StepRows {
             session: key,
