@@ -95,6 +95,24 @@ fn fleets(stages: &[usize], default_weights: bool) -> Vec<Kind> {
     compact.chain(exact).chain(stateful).collect()
 }
 
+/// What a fleet of this kind is started with; nothing for a rival.
+///
+/// # Errors
+/// Shards that were not made.
+pub(super) fn plan(
+    context: &Context,
+    kind: Kind,
+    settings: impl IntoIterator<Item = String>,
+) -> anyhow::Result<Option<NodePlan>> {
+    let Kind::Fleet { n_stages, weights, engine } = kind else { return Ok(None) };
+    let engine = format!("worker.engine={engine}");
+    Ok(Some(NodePlan {
+        shards: context.sets.get(n_stages, weights)?.to_owned(),
+        cpus: context.n_cpus.map_or_else(Vec::new, |n_cpus| node_cpus(n_stages, n_cpus)),
+        settings: std::iter::once(engine).chain(settings).collect(),
+    }))
+}
+
 /// Starts all contestants; also returns why rivals are missing, if any are.
 ///
 /// # Errors
@@ -102,15 +120,9 @@ fn fleets(stages: &[usize], default_weights: bool) -> Vec<Kind> {
 pub(super) async fn start_all(context: &Context) -> anyhow::Result<(Vec<Contestant>, Vec<String>)> {
     let mut all = Vec::new();
     for kind in fleets(&context.args.stages, context.args.has(Part::DefaultWeights)) {
-        let Kind::Fleet { n_stages, weights, engine } = kind else { continue };
+        let settings = context.draft.iter().chain(&context.args.set).cloned();
+        let Some(plan) = plan(context, kind, settings)? else { continue };
         context.note(&format!("starting {}", kind.name()));
-        let mut settings = vec![format!("worker.engine={engine}")];
-        settings.extend(context.draft.iter().chain(&context.args.set).cloned());
-        let plan = NodePlan {
-            shards: context.sets.get(n_stages, weights)?.to_owned(),
-            cpus: context.n_cpus.map_or_else(Vec::new, |n_cpus| node_cpus(n_stages, n_cpus)),
-            settings,
-        };
         let fleet = Box::new(NodeFleet::start(&plan).await?);
         all.push(Contestant { kind, runner: Runner::Fleet(fleet), first: HashMap::new() });
     }

@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::contestant::{Contestant, Kind};
+use super::contestant::{self, Contestant, Kind};
 use super::matrix::MANY;
 use super::{Context, Part};
 use crate::load::{self, Ask, Served};
-use crate::node_fleet::{NodeFleet, NodePlan, node_cpus};
+use crate::node_fleet::NodeFleet;
 
 /// Most tokens compared of an answer.
 const MAX_TOKENS: usize = 64;
@@ -19,7 +19,8 @@ const MAX_TOKENS: usize = 64;
 /// Tokens drafted per step in the turns with speculation.
 const DRAFT_TOKENS: u32 = 5;
 
-/// KV memory of a worker of the cramped fleet, in MiB: about 1,900 tokens: the prompts of 16 users, but not their answers.
+/// KV memory of a worker of the cramped fleet, in MiB. That is about 1,900 tokens: the prompts of 16
+/// users, but not their answers.
 const CRAMPED_MIB: u64 = 14;
 
 /// Rows of a micro-batch there, and so most rows of a part of a prompt.
@@ -115,20 +116,15 @@ async fn cramped(
     kind: Kind,
     asks: &[Ask<'_>],
 ) -> anyhow::Result<Option<Vec<Served>>> {
-    let Kind::Fleet { n_stages, weights, engine } = kind else { return Ok(None) };
+    let settings = [
+        format!("worker.kv_memory_mib={CRAMPED_MIB}"),
+        format!("worker.batch_rows={CRAMPED_ROWS}"),
+        "coordinator.draft=off".to_owned(),
+        // Sessions are let in without a look at what their answers will need.
+        "coordinator.kv_percent=0".to_owned(),
+    ];
+    let Some(plan) = contestant::plan(context, kind, settings)? else { return Ok(None) };
     context.note("the same on a fleet with little KV memory");
-    let plan = NodePlan {
-        shards: context.sets.get(n_stages, weights)?.to_owned(),
-        cpus: context.n_cpus.map_or_else(Vec::new, |n_cpus| node_cpus(n_stages, n_cpus)),
-        settings: vec![
-            format!("worker.engine={engine}"),
-            format!("worker.kv_memory_mib={CRAMPED_MIB}"),
-            format!("worker.batch_rows={CRAMPED_ROWS}"),
-            "coordinator.draft=off".to_owned(),
-            // Sessions are let in without a look at what their answers will need.
-            "coordinator.kv_percent=0".to_owned(),
-        ],
-    };
     let fleet = NodeFleet::start(&plan).await?;
     fleet.join_cores().await?;
     let served = load::users(&fleet, MANY, asks).await?;
