@@ -3,8 +3,9 @@
 //! - [`harness`]: interleaving, summaries, claims, tables, the machine. Knows no scenario.
 //! - [`contender`]: a program that is measured, driven turn by turn over its standard streams.
 //! - [`fleet_run`]: a private fleet whose steps are timed from beside the broker.
+//! - [`link`]: a slow, narrow or lossy way to a broker, for the scenarios over wide areas.
 //! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
-//! - One module per scenario: [`parity`], [`users`], [`speculation`], [`faults`]. A scenario checks tokens first, measures its variants in
+//! - One module per scenario: [`parity`], [`users`], [`speculation`], [`faults`], [`link::accuracy`]. A scenario checks tokens first, measures its variants in
 //!   turn within one run, and ends with its claims.
 //!
 //! The subcommands [`engine_decode`], [`shard_once`] and [`rewind_once`] are the measured child processes; they are
@@ -23,6 +24,7 @@ pub mod faults;
 pub mod fleet_run;
 pub mod genai;
 pub mod harness;
+pub mod link;
 pub mod llama_cpp;
 pub mod load;
 pub mod measured_model;
@@ -80,6 +82,8 @@ enum Scenario {
     Speculation(Box<speculation::SpeculationArgs>),
     /// Workers that die, freeze and are replaced, clients that vanish, a broker that goes away
     Faults(Box<faults::FaultsArgs>),
+    /// The link emulator: delays and rates asked for against measured
+    Link(link::accuracy::LinkArgs),
     /// Decodes turn by turn through the engine (started by the scenarios)
     #[command(hide = true)]
     EngineDecode(engine_decode::EngineDecodeArgs),
@@ -104,6 +108,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             ("users", users::CLAIMS),
             ("speculation", speculation::CLAIMS),
             ("faults", faults::CLAIMS),
+            ("link", link::accuracy::CLAIMS),
         ];
         return Ok(output::print(&harness::claims::list(&all, args.json)?)?);
     }
@@ -113,6 +118,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Users(args)) => users::run(*args, quiet).await,
             Some(Scenario::Speculation(args)) => speculation::run(*args, quiet).await,
             Some(Scenario::Faults(args)) => faults::run(*args, quiet).await,
+            Some(Scenario::Link(args)) => link::accuracy::run(&args, quiet),
             Some(Scenario::EngineDecode(args)) => engine_decode::run(args).await,
             Some(Scenario::ShardOnce(args)) => shard_once::run(args).await,
             Some(Scenario::RewindOnce(args)) => rewind_once::run(args).await,

@@ -2,7 +2,10 @@
 //!
 //! Everything else that a fleet needs (broker, coordinator, and whoever asks) is tied to the cores
 //! of its nodes as well, so that N nodes are N cores and nothing more. With more stages than cores
-//! the stages share cores in turn.
+//! the stages share cores in turn. Its processes reach the broker directly, or over links
+//! ([`wiring`]).
+
+pub mod wiring;
 
 use anyhow::Context as _;
 use serde::Serialize;
@@ -13,6 +16,8 @@ use stagebus_shards::ShardSet;
 
 use crate::fleet_run;
 use crate::harness::machine;
+use crate::link::Link;
+use wiring::{WiredBroker, Wiring};
 
 /// KV memory of a worker, in MiB: 32 users with a thousand tokens each and a long prompt beside.
 const KV_MEMORY_MIB: u64 = 768;
@@ -36,6 +41,8 @@ pub struct NodeFleet {
     subjects: Subjects,
     cpus: Vec<usize>,
     broker_pid: Option<u32>,
+    /// The broker of a fleet with links; the last to end.
+    wired: Option<Box<WiredBroker>>,
 }
 
 /// Processor time of the processes of a fleet, in milliseconds.
@@ -108,19 +115,57 @@ impl NodeFleet {
     /// # Errors
     /// A fleet that does not start, a broker that cannot be reached.
     pub async fn start(plan: &NodePlan) -> anyhow::Result<Self> {
+        Self::start_wired(plan, &Wiring::Direct).await
+    }
+
+    /// As [`NodeFleet::start`], with processes that reach the broker over links.
+    ///
+    /// # Errors
+    /// As [`NodeFleet::start`].
+    pub async fn start_wired(plan: &NodePlan, wiring: &Wiring) -> anyhow::Result<Self> {
         let set = ShardSet::open(&plan.shards)?;
         let model = set.manifest.model.parse().context("the model's name is not valid")?;
-        let spec = spec(plan, set.manifest.n_stages())?;
+        let n_stages = set.manifest.n_stages();
+        let mut spec = spec(plan, n_stages)?;
+        let wired = match &spec.broker {
+            BrokerChoice::Private(options) if *wiring != Wiring::Direct => {
+                let start = WiredBroker::start(options.clone(), wiring, n_stages);
+                let wired = Box::pin(start).await?;
+                spec.routes = wired.routes();
+                spec.broker = BrokerChoice::Running(wired.broker().url());
+                Some(Box::new(wired))
+            }
+            _ => None,
+        };
         let mut fleet = LocalFleet::start(spec).await.context("the fleet did not start")?;
         let bus = Bus::connect(BusOptions::new(fleet.url(), "stagebus-bench")).await?;
-        let broker_pid = fleet.broker().and_then(|broker| broker.pid());
-        Ok(Self {
-            fleet,
-            bus,
-            subjects: Subjects::new(&model),
-            cpus: plan.cpus.clone(),
-            broker_pid,
-        })
+        let broker_pid = match &wired {
+            Some(wired) => wired.broker().pid(),
+            None => fleet.broker().and_then(|broker| broker.pid()),
+        };
+        let (subjects, cpus) = (Subjects::new(&model), plan.cpus.clone());
+        Ok(Self { fleet, bus, subjects, cpus, broker_pid, wired })
+    }
+
+    /// The link of the workers of a stage, if they have one.
+    #[must_use]
+    pub fn worker_link(&self, stage: usize) -> Option<&Link> {
+        self.wired.as_ref()?.worker(stage)
+    }
+
+    /// The link of the coordinator, if it has one.
+    #[must_use]
+    pub fn coordinator_link(&self) -> Option<&Link> {
+        self.wired.as_ref()?.coordinator()
+    }
+
+    /// The most memory that each process has used so far, in bytes, by its name (Linux only).
+    #[must_use]
+    pub fn peak_rss_bytes(&self) -> Vec<(String, u64)> {
+        let peak = |member: stagebus_fleet::Member| {
+            Some((member.name, stagebus_fleet::peak_rss_bytes(member.pid).ok()?))
+        };
+        self.fleet.members().into_iter().filter_map(peak).collect()
     }
 
     /// The connection to its broker.
@@ -190,7 +235,11 @@ impl NodeFleet {
     /// # Errors
     /// A part that had to be killed, or left with a failure.
     pub async fn end(self) -> anyhow::Result<()> {
-        fleet_run::end(self.fleet).await
+        fleet_run::end(self.fleet).await?;
+        match self.wired {
+            Some(wired) => wired.end().await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -23,4 +23,4 @@ pub use broker::{BrokerOptions, LocalBroker};
 pub use error::FleetError;
 pub use local::{Ended, LocalFleet, Member, ShutdownReport, peak_rss_bytes};
 pub use output::LogSink;
-pub use spec::{BrokerChoice, FleetSpec, Pinning, Timeouts};
+pub use spec::{BrokerChoice, FleetSpec, Pinning, Routes, Timeouts};

@@ -124,7 +124,8 @@ impl LocalFleet {
         let mut starting = Vec::new();
         for stage in 0..n_stages {
             for _ in 0..fleet.spec.workers_per_stage {
-                let url = fleet.url.clone();
+                let route = fleet.spec.routes.workers.get(stage).cloned().flatten();
+                let url = route.unwrap_or_else(|| fleet.url.clone());
                 starting.push(fleet.spawn_worker(stage, &url)?);
             }
         }
@@ -368,7 +369,8 @@ impl LocalFleet {
         let (name, args) =
             (format!("coordinator.{}", self.n_coordinators_started), vec!["coordinator".into()]);
         self.n_coordinators_started += 1;
-        let process = self.spawn(name, args, &self.logins.coordinator, cpus, &self.url)?;
+        let url = self.spec.routes.coordinators.as_ref().unwrap_or(&self.url);
+        let process = self.spawn(name, args, &self.logins.coordinator, cpus, url)?;
         Ok((Role::Coordinator, process))
     }
 

@@ -28,6 +28,8 @@ pub struct FleetSpec {
     pub n_coordinators: usize,
     /// A private broker, or an address.
     pub broker: BrokerChoice,
+    /// Processes that reach the broker by another way.
+    pub routes: Routes,
     /// Configuration file of every process; without it the one that `STAGEBUS_CONFIG` names, if
     /// any.
     pub config: Option<PathBuf>,
@@ -52,6 +54,16 @@ pub enum BrokerChoice {
     Private(BrokerOptions),
     /// Uses a running one at this address; it is left alone at the end.
     Running(String),
+}
+
+/// Addresses at which processes reach the broker, such as those of links to it; an absent entry
+/// leaves the broker's own.
+#[derive(Debug, Clone, Default)]
+pub struct Routes {
+    /// By stage; all workers of a stage that the start brings share them.
+    pub workers: Vec<Option<String>>,
+    /// For all coordinators.
+    pub coordinators: Option<String>,
 }
 
 /// Processors by process, in the form of `taskset` (Linux only); an absent entry leaves the choice
@@ -90,6 +102,7 @@ impl FleetSpec {
             workers_per_stage: 1,
             n_coordinators: 1,
             broker: BrokerChoice::Private(BrokerOptions::default()),
+            routes: Routes::default(),
             config: None,
             settings: Vec::new(),
             keys: None,
