@@ -1,8 +1,11 @@
-//! What every scenario shares: interleaving, summaries, claims, tables, the machine.
+//! What every scenario shares: interleaving, summaries, claims, tables, plots, the machine and the
+//! origin of a result.
 
 pub mod claims;
 pub mod machine;
+pub mod origin;
 pub mod output;
+pub mod plot;
 pub mod stats;
 pub mod table;
 

@@ -24,6 +24,7 @@ pub mod faults;
 pub mod fleet_run;
 pub mod genai;
 pub mod harness;
+pub mod head;
 pub mod link;
 pub mod llama_cpp;
 pub mod load;
@@ -82,6 +83,8 @@ enum Scenario {
     Speculation(Box<speculation::SpeculationArgs>),
     /// Workers that die, freeze and are replaced, clients that vanish, a broker that goes away
     Faults(Box<faults::FaultsArgs>),
+    /// Tokens chosen on the last stage against whole rows of logits, over a narrow relay
+    Head(head::HeadArgs),
     /// The link emulator: delays and rates asked for against measured
     Link(link::accuracy::LinkArgs),
     /// Decodes turn by turn through the engine (started by the scenarios)
@@ -108,6 +111,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             ("users", users::CLAIMS),
             ("speculation", speculation::CLAIMS),
             ("faults", faults::CLAIMS),
+            ("head", head::CLAIMS),
             ("link", link::accuracy::CLAIMS),
         ];
         return Ok(output::print(&harness::claims::list(&all, args.json)?)?);
@@ -118,6 +122,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Users(args)) => users::run(*args, quiet).await,
             Some(Scenario::Speculation(args)) => speculation::run(*args, quiet).await,
             Some(Scenario::Faults(args)) => faults::run(*args, quiet).await,
+            Some(Scenario::Head(args)) => Box::pin(head::run(args, quiet)).await,
             Some(Scenario::Link(args)) => link::accuracy::run(&args, quiet),
             Some(Scenario::EngineDecode(args)) => engine_decode::run(args).await,
             Some(Scenario::ShardOnce(args)) => shard_once::run(args).await,

@@ -224,10 +224,22 @@ pub async fn one(fleet: &NodeFleet, ask: &Ask<'_>, epoch: Instant) -> anyhow::Re
         seed: ask.draw.map(|draw| draw.seed),
         ..PromptRequest::default()
     };
+    answer(fleet, &request, epoch).await
+}
+
+/// Sends a request of any kind once; times count from `epoch`.
+///
+/// # Errors
+/// A request that is refused or fails.
+pub async fn answer(
+    fleet: &NodeFleet,
+    request: &PromptRequest,
+    epoch: Instant,
+) -> anyhow::Result<Served> {
     let encoding = ContentType::MessagePack;
-    let payload = codec::encode_public(encoding, &request).context("cannot encode a request")?;
+    let payload = codec::encode_public(encoding, request).context("cannot encode a request")?;
     let since = || epoch.elapsed().as_secs_f64() * 1e3;
-    let capacity = ask.max_tokens as usize;
+    let capacity = request.max_tokens.unwrap_or_default() as usize;
     let mut served = Served {
         tokens: Vec::with_capacity(capacity),
         sent_ms: since(),

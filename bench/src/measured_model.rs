@@ -31,6 +31,12 @@ pub fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(model)
 }
 
+/// The file name of a model, for results.
+#[must_use]
+pub fn name(model: &Path) -> String {
+    model.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// Shard sets of one model, by stages and weights.
 #[derive(Debug, Default)]
 pub struct ShardSets(BTreeMap<(usize, &'static str), PathBuf>);

@@ -219,7 +219,7 @@ fn print(report: &ParityReport, json: bool) -> anyhow::Result<()> {
     output::print("\n")?;
     output::print(&claims::describe(&report.claims, CLAIMS))?;
     if json {
-        output::print_json(report)?;
+        output::print_result(report)?;
     }
     Ok(())
 }

@@ -233,7 +233,7 @@ pub async fn run(args: SpeculationArgs, quiet: bool) -> anyhow::Result<()> {
     output::print(&report.describe())?;
     output::print(&claims::describe(&report.claims, CLAIMS))?;
     if context.args.json {
-        output::print_json(&report)?;
+        output::print_result(&report)?;
     }
     Ok(())
 }

@@ -4,6 +4,8 @@ use std::io::{self, Write as _};
 
 use serde::Serialize;
 
+use super::origin::Origin;
+
 /// Writes text to standard output at once.
 ///
 /// # Errors
@@ -20,6 +22,20 @@ pub fn print(text: &str) -> io::Result<()> {
 /// As [`print()`].
 pub fn print_json(value: &impl Serialize) -> io::Result<()> {
     print(&format!("{}\n", serde_json::to_string(value)?))
+}
+
+/// Writes the result of a scenario as one line of JSON, with where it comes from under `origin`.
+///
+/// # Errors
+/// As [`print()`].
+pub fn print_result(report: &impl Serialize) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Dated<'a, R> {
+        origin: Origin,
+        #[serde(flatten)]
+        report: &'a R,
+    }
+    print_json(&Dated { origin: Origin::look(), report })
 }
 
 /// Writes a remark to standard error unless `quiet`. Nobody is left to tell when that fails.

@@ -190,7 +190,7 @@ pub fn run(args: &LinkArgs, quiet: bool) -> anyhow::Result<()> {
     output::print(&report.describe())?;
     output::print(&claims::describe(&report.claims, CLAIMS))?;
     if args.json {
-        output::print_json(&report)?;
+        output::print_result(&report)?;
     }
     Ok(())
 }
