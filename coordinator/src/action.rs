@@ -1,11 +1,12 @@
 //! What reaches the coordinator, and what it does to the outside.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
-use stagebus_schemas::messages::control::{Close, Open};
+use stagebus_schemas::messages::control::{Close, Open, SessionProgress};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement};
 use stagebus_schemas::messages::forward::Step;
 use stagebus_schemas::messages::head::Head;
@@ -31,8 +32,8 @@ pub(crate) enum Action {
     Cancel(RequestId),
     /// A worker answered an `open`, or did not.
     Opened(OpenAnswer),
-    /// A worker was asked whether it lives; `gone` if nobody listens there.
-    Checked { worker: WorkerId, gone: bool },
+    /// A worker was asked at that moment whether it lives and how far its sessions are.
+    Checked { worker: WorkerId, asked: Instant, answer: CheckAnswer },
     /// Rows or faults came from a stage.
     Head(Head),
     /// Drafts have come.
@@ -96,6 +97,17 @@ pub(crate) enum OpenFailure {
     Refused(ErrorReply),
 }
 
+/// What came of a question to a worker.
+#[derive(Debug)]
+pub(crate) enum CheckAnswer {
+    /// Nobody listens there.
+    Gone,
+    /// No valid answer came in time, which proves nothing.
+    Silent,
+    /// It lives, and has got so far with the sessions that it was asked for.
+    Progress(Vec<SessionProgress>),
+}
+
 /// What is to be done outside, in order.
 #[derive(Debug)]
 pub(crate) enum Effect {
@@ -107,8 +119,8 @@ pub(crate) enum Effect {
     Close { stage: StageIndex, worker: WorkerId, close: Close },
     /// Tell a worker which sessions of this coordinator it is to keep.
     Keep { stage: StageIndex, worker: WorkerId, sessions: Vec<SessionId> },
-    /// Ask a worker whether it lives.
-    Check { stage: StageIndex, worker: WorkerId },
+    /// Ask a worker whether it lives, and how far these sessions are.
+    Check { stage: StageIndex, worker: WorkerId, sessions: Vec<SessionId> },
     /// Send rows to the first stage.
     Step { worker: WorkerId, step: Step },
     /// Tell the drafter something.

@@ -37,7 +37,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use crate::action::{Action, Effect, OpenAnswer, OpenFailure};
+use crate::action::{Action, CheckAnswer, Effect, OpenAnswer, OpenFailure};
 use crate::client::Client;
 use crate::config::CoordinatorConfig;
 use crate::drafting::{self, DraftCommand, DraftHost};
@@ -447,7 +447,9 @@ impl Coordinator {
             }
             Effect::Encode { session, input } => self.spawn_encode(session, input),
             Effect::Open { stage, worker, open } => self.spawn_open(stage, worker, open),
-            Effect::Check { stage, worker } => self.spawn_check(stage, worker),
+            Effect::Check { stage, worker, sessions } => {
+                self.spawn_check(stage, worker, sessions);
+            }
             Effect::Close { stage, worker, close } => {
                 self.tell_worker(stage, &worker, ControlAction::Close(close)).await;
             }
@@ -523,15 +525,20 @@ impl Coordinator {
         });
     }
 
-    fn spawn_check(&mut self, stage: StageIndex, worker: WorkerId) {
+    fn spawn_check(&mut self, stage: StageIndex, worker: WorkerId, sessions: Vec<SessionId>) {
         let bus = self.bus.clone();
         let subject = self.subjects.control(stage, &worker);
         self.tasks.spawn(async move {
-            let request = control(ControlAction::Stats);
+            let request = control(ControlAction::Progress(sessions));
+            let asked = Instant::now();
             let answer =
                 bus.request::<Control, ControlReply>(&subject, &request, CHECK_TIMEOUT).await;
-            let gone = matches!(answer, Err(RequestError::NoResponders { .. }));
-            Action::Checked { worker, gone }
+            let answer = match answer.map(|reply| reply.outcome) {
+                Ok(ControlOutcome::Progress(sessions)) => CheckAnswer::Progress(sessions),
+                Err(RequestError::NoResponders { .. }) => CheckAnswer::Gone,
+                Ok(_) | Err(_) => CheckAnswer::Silent,
+            };
+            Action::Checked { worker, asked, answer }
         });
     }
 

@@ -20,9 +20,15 @@ pub(crate) enum Fault {
     /// The inference of a worker does not come to an end.
     #[error("the worker of stage {stage} is stuck")]
     WorkerStuck { stage: StageIndex },
-    /// A step has no answer, and no worker has anything to do.
-    #[error("a step was lost on its way")]
-    StepLost,
+    /// The stage before has sent a step, and this one has not got it.
+    #[error("a step was lost on its way to stage {stage}")]
+    StepLost { stage: StageIndex },
+    /// The last stage has answered a step, and the answer has not come.
+    #[error("the answer to a step was lost")]
+    AnswerLost,
+    /// A worker does not have the session, or at another epoch.
+    #[error("the worker of stage {stage} does not have the session any more")]
+    SessionLost { stage: StageIndex },
     /// A step has no answer in time.
     #[error("a step got no answer within {waited:?}")]
     NoAnswer { waited: Duration },
@@ -67,7 +73,9 @@ impl Fault {
             ),
             Self::WorkerGone { .. }
             | Self::WorkerStuck { .. }
-            | Self::StepLost
+            | Self::StepLost { .. }
+            | Self::AnswerLost
+            | Self::SessionLost { .. }
             | Self::NoAnswer { .. }
             | Self::Gap { .. } => true,
             Self::WrongRows
@@ -97,7 +105,9 @@ impl Fault {
             },
             Self::WorkerGone { .. }
             | Self::WorkerStuck { .. }
-            | Self::StepLost
+            | Self::StepLost { .. }
+            | Self::AnswerLost
+            | Self::SessionLost { .. }
             | Self::NoAnswer { .. }
             | Self::Gap { .. }
             | Self::Unsent
@@ -112,10 +122,12 @@ impl Fault {
     /// The stage at which it happened.
     pub(crate) const fn stage(&self) -> Option<StageIndex> {
         match self {
-            Self::Step { stage, .. } | Self::WorkerGone { stage } | Self::WorkerStuck { stage } => {
-                Some(*stage)
-            }
-            Self::StepLost
+            Self::Step { stage, .. }
+            | Self::WorkerGone { stage }
+            | Self::WorkerStuck { stage }
+            | Self::StepLost { stage }
+            | Self::SessionLost { stage } => Some(*stage),
+            Self::AnswerLost
             | Self::NoAnswer { .. }
             | Self::Gap { .. }
             | Self::WrongRows

@@ -72,8 +72,6 @@ struct Member {
     suspect_until: Option<Instant>,
     /// Its inference does not come to an end.
     stuck: bool,
-    /// The first of the announcements in a row that show nothing queued and nothing done.
-    idle_since: Option<Instant>,
     /// When it was last asked whether it lives.
     checked: Option<Instant>,
 }
@@ -184,12 +182,8 @@ impl FleetView {
         let stuck = is_stuck(load, unmeasured);
         let was_stuck = known.is_some_and(|member| member.stuck);
         let is_lossy = known.is_some_and(|member| load.losses > member.load.losses);
-        let was_idle = known.filter(|member| member.load.steps_completed == load.steps_completed);
-        let idle_since = (load.queue_depth == 0)
-            .then(|| was_idle.and_then(|member| member.idle_since).unwrap_or(now));
         let member = Member {
             stuck,
-            idle_since,
             checked: known.and_then(|member| member.checked),
             stage: announcement.stage,
             state: announcement.state,
@@ -210,14 +204,6 @@ impl FleetView {
             Some(_) if is_lossy => Observed::Lossy,
             Some(_) => Observed::Known,
         }
-    }
-
-    /// For how long, since `from`, a worker has shown in one announcement after the other that it
-    /// has nothing to do and does nothing.
-    pub(crate) fn idle_for(&self, worker: &WorkerId, from: Instant) -> Duration {
-        let member = self.workers.get(worker);
-        let idle = member.and_then(|member| Some((member.idle_since?, member.last_seen)));
-        idle.map_or(Duration::ZERO, |(since, seen)| seen.saturating_duration_since(since.max(from)))
     }
 
     /// Whether a worker is to be asked whether it lives, which it has not been for `patience`; it

@@ -11,6 +11,7 @@
 //! longer exists and is dropped.
 
 mod admission;
+mod checks;
 mod ending;
 mod intake;
 mod jobs;
@@ -34,6 +35,7 @@ use stagebus_shards::text::TextModel;
 use tracing::{info, warn};
 
 use admission::OutputShare;
+use checks::CHECK_PATIENCE;
 
 use crate::action::{Action, Effect};
 use crate::config::CoordinatorSettings;
@@ -45,18 +47,6 @@ use crate::timings::{Smoothed, step_timeout};
 
 /// How long answers may still come after messages may have been lost.
 const LOSS_GRACE: Duration = Duration::from_secs(1);
-
-/// Silence after which the workers of a session are asked whether they live. A worker that died
-/// with a step in its queue shows by nothing else before its announcements are missed. The question
-/// costs a worker some ten microseconds.
-const CHECK_PATIENCE: Duration = Duration::from_millis(25);
-
-/// For how long all workers of a session must show that they have nothing to do before a step
-/// without an answer counts as lost: a message takes far less from one to the next.
-const LOST_QUIET: Duration = Duration::from_secs(1);
-
-/// The same in round trips, for links that are slow.
-const LOST_ROUND_TRIPS: u32 = 4;
 
 /// Time without an event after which a client is told how its request fares.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
@@ -199,7 +189,9 @@ impl State {
             Action::Encoded { session, tokens } => self.on_encoded(session, tokens, now),
             Action::Cancel(request) => self.on_cancel(&request, now),
             Action::Opened(answer) => self.on_open_answer(answer, now),
-            Action::Checked { worker, gone } => self.on_checked(&worker, gone, now),
+            Action::Checked { worker, asked, answer } => {
+                self.on_checked(&worker, asked, answer, now);
+            }
             Action::Head(head) => self.on_head(&head, now),
             Action::Drafted(drafted) => self.on_drafted(drafted, now),
             Action::Lost(lost) => self.on_lost(lost, now),
@@ -325,7 +317,6 @@ impl State {
                 return;
             }
         }
-        self.find_lost(worker, now);
         if announcement.state == WorkerState::Ready {
             self.place_waiting(now);
         }
@@ -372,22 +363,6 @@ impl State {
         }
     }
 
-    /// Finds the sessions of a worker that wait for an answer although nobody has anything to do.
-    fn find_lost(&mut self, worker: &WorkerId, now: Instant) {
-        let round_trip = self.round_trip.get().unwrap_or_default();
-        let quiet = LOST_QUIET.max(round_trip * LOST_ROUND_TRIPS);
-        let is_lost = |session: &Session| {
-            let Some(running) = session.running() else { return false };
-            let Some(since) = running.waits_since() else { return false };
-            running.route.contains(worker)
-                && running.route.iter().all(|held| self.fleet.idle_for(held, since) >= quiet)
-        };
-        let lost = self.sessions.values().filter(|session| is_lost(session));
-        for session in lost.map(|session| session.id).collect::<Vec<_>>() {
-            self.on_session_fault(session, Fault::StepLost, now);
-        }
-    }
-
     fn on_reconnected(&mut self, now: Instant) {
         self.connected = true;
         self.fleet.restart_clocks(now);
@@ -427,31 +402,6 @@ impl State {
         self.tell_silent(now);
     }
 
-    /// Asks the workers of sessions that hear nothing whether they live.
-    fn check_workers(&mut self, now: Instant) {
-        let mut asked = Vec::new();
-        for session in self.sessions.values_mut() {
-            if let Some(opening) = session.opening_mut()
-                && opening.last_check + CHECK_PATIENCE <= now
-            {
-                opening.last_check = now;
-                asked.extend(self.fleet.stages().zip(opening.route.iter().cloned()));
-            }
-            if let Some(running) = session.running_mut()
-                && running.next_check(CHECK_PATIENCE).is_some_and(|due| due <= now)
-            {
-                running.checked(now);
-                asked.extend(self.fleet.stages().zip(running.route.iter().cloned()));
-            }
-        }
-        for (stage, worker) in asked {
-            // Sessions that share a worker ask at different moments: it need not answer each.
-            if self.fleet.take_check(&worker, CHECK_PATIENCE / 2, now) {
-                self.effects.push(Effect::Check { stage, worker });
-            }
-        }
-    }
-
     /// Tells clients that have heard nothing for a while how their requests fare.
     fn tell_silent(&mut self, now: Instant) {
         let is_silent =
@@ -459,13 +409,6 @@ impl State {
         let silent = self.sessions.values().filter(is_silent);
         for session in silent.map(|session| session.id).collect::<Vec<_>>() {
             self.tell_state(session, None, None, now);
-        }
-    }
-
-    fn on_checked(&mut self, worker: &WorkerId, gone: bool, now: Instant) {
-        if gone {
-            warn!(%worker, "nobody hears the worker, counts as dead");
-            self.on_worker_gone(worker, now);
         }
     }
 

@@ -11,6 +11,17 @@ const SMOOTHING: f64 = 0.2;
 /// How many smoothed round trips a step may take before it counts as lost.
 const STEP_TIMEOUT_FACTOR: u32 = 20;
 
+/// Least time for a message to get from one to the other before it counts as lost: far above what
+/// any takes that is not large.
+const LEAST_LOSS_GRACE: Duration = Duration::from_millis(250);
+
+/// The same in smoothed round trips: large tensors go slowly over slow links.
+const LOSS_ROUND_TRIPS: u32 = 4;
+
+/// How many smoothed round trips a step takes before its workers are asked for it: in a busy fleet
+/// most sessions wait for less.
+const ASK_ROUND_TRIPS: u32 = 2;
+
 /// A smoothed duration.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Smoothed(Option<Duration>);
@@ -34,6 +45,18 @@ impl Smoothed {
 /// stages are slow.
 pub(crate) fn step_timeout(floor: Duration, round_trip: Smoothed) -> Duration {
     round_trip.get().map_or(floor, |measured| floor.max(measured * STEP_TIMEOUT_FACTOR))
+}
+
+/// Returns the time after which a message that was sent has come or is lost.
+pub(crate) fn loss_grace(round_trip: Smoothed) -> Duration {
+    round_trip
+        .get()
+        .map_or(LEAST_LOSS_GRACE, |measured| LEAST_LOSS_GRACE.max(measured * LOSS_ROUND_TRIPS))
+}
+
+/// Returns the time after which the workers of a step are asked how far it is.
+pub(crate) fn ask_after(least: Duration, round_trip: Smoothed) -> Duration {
+    round_trip.get().map_or(least, |measured| least.max(measured * ASK_ROUND_TRIPS))
 }
 
 /// Collects the times of one request.
@@ -196,6 +219,19 @@ mod tests {
         let start = Instant::now();
         let timings = Stopwatch::new(start, 1).report(0, start);
         assert_eq!(timings, Timings { stage_infer_ms: vec![0.0], ..Timings::default() });
+    }
+
+    #[test]
+    fn a_slow_pipeline_gets_more_time_per_message() {
+        let least = Duration::from_millis(25);
+        let mut measured = Smoothed::default();
+        assert_eq!((loss_grace(measured), ask_after(least, measured)), (LEAST_LOSS_GRACE, least));
+        measured.add(Duration::from_millis(10));
+        assert_eq!((loss_grace(measured), ask_after(least, measured)), (LEAST_LOSS_GRACE, least));
+        let mut slow = Smoothed::default();
+        slow.add(Duration::from_millis(300));
+        let (grace, patience) = (Duration::from_millis(1200), Duration::from_millis(600));
+        assert_eq!((loss_grace(slow), ask_after(least, slow)), (grace, patience));
     }
 
     #[test]

@@ -130,7 +130,8 @@ impl LocalFleet {
             }
         }
         for _ in 0..fleet.spec.n_coordinators {
-            starting.push(fleet.spawn_coordinator()?);
+            let url = fleet.coordinators_url();
+            starting.push(fleet.spawn_coordinator(&url)?);
         }
         let deadline = Instant::now() + fleet.spec.timeouts.ready;
         // The first failure ends the start; the processes that still wait are dropped, and so
@@ -205,7 +206,16 @@ impl LocalFleet {
     /// # Errors
     /// As [`LocalFleet::start`].
     pub async fn add_coordinator(&mut self) -> Result<Member, FleetError> {
-        let started = self.spawn_coordinator()?;
+        let url = self.coordinators_url();
+        self.add_coordinator_at(&url).await
+    }
+
+    /// As [`LocalFleet::add_coordinator`], for a coordinator that reaches the broker at `url`.
+    ///
+    /// # Errors
+    /// As [`LocalFleet::start`].
+    pub async fn add_coordinator_at(&mut self, url: &str) -> Result<Member, FleetError> {
+        let started = self.spawn_coordinator(url)?;
         self.add(started).await
     }
 
@@ -364,12 +374,16 @@ impl LocalFleet {
         Ok((Role::Worker { stage }, process))
     }
 
-    fn spawn_coordinator(&mut self) -> Result<(Role, Process), FleetError> {
+    /// Where coordinators reach the broker.
+    fn coordinators_url(&self) -> String {
+        self.spec.routes.coordinators.as_ref().unwrap_or(&self.url).clone()
+    }
+
+    fn spawn_coordinator(&mut self, url: &str) -> Result<(Role, Process), FleetError> {
         let cpus = self.spec.pinning.coordinators.clone();
         let (name, args) =
             (format!("coordinator.{}", self.n_coordinators_started), vec!["coordinator".into()]);
         self.n_coordinators_started += 1;
-        let url = self.spec.routes.coordinators.as_ref().unwrap_or(&self.url);
         let process = self.spawn(name, args, &self.logins.coordinator, cpus, url)?;
         Ok((Role::Coordinator, process))
     }

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 pub struct MessageVersion(u16);
 
 impl MessageVersion {
-    /// The version that this build writes and accepts: open, close, keep, drain and stats with
-    /// sampling and priority, forward steps, head rows with log-probabilities, announcements with
-    /// the progress of inference.
-    pub const CURRENT: Self = Self(3);
+    /// The version that this build writes and accepts: open, close, keep, drain, stats and
+    /// progress with sampling and priority, forward steps, head rows with log-probabilities,
+    /// announcements with the progress of inference.
+    pub const CURRENT: Self = Self(4);
 
     /// Returns the number as it stands on the wire.
     #[must_use]

@@ -70,8 +70,7 @@ impl Intake {
     /// Nothing is lost when the future is dropped.
     pub(crate) async fn select(&mut self) -> Result<Action, WorkerError> {
         tokio::select! {
-            delivery = self.steps.next() => incoming(delivery).map(Action::Step),
-            delivery = self.control.next() => incoming(delivery).map(Action::Control),
+            action = step_or_control(&mut self.steps, &mut self.control) => action,
             delivery = self.probe.next() => incoming(delivery).map(|_| Action::Probe),
             delivery = self.lost.next() => {
                 let delivery = delivery.ok_or(WorkerError::BrokerClosed)?;
@@ -105,6 +104,21 @@ impl Intake {
     pub(crate) async fn inference_ended(self) {
         let Self { mut inference, .. } = self;
         while inference.recv().await.is_some() {}
+    }
+}
+
+/// Steps that are here go first: the answer to a question how far they are must count them.
+///
+/// # Cancel safety
+/// Nothing is lost when the future is dropped.
+async fn step_or_control(
+    steps: &mut Subscription,
+    control: &mut Subscription,
+) -> Result<Action, WorkerError> {
+    tokio::select! {
+        biased;
+        delivery = steps.next() => incoming(delivery).map(Action::Step),
+        delivery = control.next() => incoming(delivery).map(Action::Control),
     }
 }
 

@@ -248,7 +248,7 @@ pub(crate) fn send(
                 let second = jobs.split_off(jobs.len() / 2);
                 ways.extend([second, jobs]);
             }
-            Some(Ok(())) => {}
+            Some(Ok(())) => jobs.iter().for_each(|job| job.route.has_sent(job.step.step)),
             Some(Err(error)) => {
                 let reply = result_error(stage, &error);
                 unsent.extend(jobs.into_iter().map(|job| (job, reply.clone())));

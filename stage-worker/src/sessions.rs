@@ -17,11 +17,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, Epoch, SessionId, StepNumber, WorkerId};
-use stagebus_schemas::messages::control::{Close, Keep, Open};
+use stagebus_schemas::messages::control::{Close, Keep, Open, StepProgress};
 use stagebus_schemas::messages::forward::Step;
 use stagebus_schemas::subjects::LostStep;
 
@@ -40,8 +41,8 @@ const ORPHAN_SILENCE: Duration = Duration::from_secs(10);
 /// which the broker answers that nobody hears a message.
 const MAX_ENDED: usize = 64;
 
-/// The way of a session's steps, as far as this stage needs it.
-#[derive(Debug, PartialEq, Eq)]
+/// The way of a session's steps in one epoch, as far as this stage needs it.
+#[derive(Debug)]
 pub(crate) struct Route {
     /// Gets head rows and faults.
     pub coordinator: CoordinatorId,
@@ -51,9 +52,21 @@ pub(crate) struct Route {
     pub previous: Option<WorkerId>,
     /// Step subject of the worker after this one; none for the last stage.
     pub next_subject: Option<String>,
+    /// First step whose result, or fault, has not been sent. The inference thread counts it.
+    pub unsent: AtomicU32,
 }
 
 impl Route {
+    /// Notes that the result of a step, or its fault, has been handed to the connection.
+    pub(crate) fn has_sent(&self, step: StepNumber) {
+        self.unsent.fetch_max(step.next().number(), Ordering::Relaxed);
+    }
+
+    /// Whether both go the same way from the same worker.
+    fn is_same(&self, other: &Self) -> bool {
+        self.has_way_of(other) && self.previous == other.previous
+    }
+
     /// Whether results of both may share a message.
     pub(crate) fn has_way_of(&self, other: &Self) -> bool {
         self.coordinator == other.coordinator && self.next_subject == other.next_subject
@@ -93,7 +106,7 @@ pub(crate) enum Opening {
 }
 
 /// What becomes of a step.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Admission {
     /// It is the expected one; its results go this way.
     Run(Arc<Route>),
@@ -124,6 +137,13 @@ impl Sessions {
         self.sessions.get(&session).map(|session| &session.route.coordinator)
     }
 
+    /// How far the steps of a session are.
+    pub(crate) fn progress(&self, session: SessionId) -> Option<StepProgress> {
+        let Session { epoch, expected, route, .. } = self.sessions.get(&session)?;
+        let unsent = StepNumber::new(route.unsent.load(Ordering::Relaxed));
+        Some(StepProgress { epoch: *epoch, expected: *expected, unsent })
+    }
+
     /// Makes a session or raises its epoch. Only new sessions need `accepting` and room.
     ///
     /// # Errors
@@ -142,7 +162,7 @@ impl Sessions {
                 return Err(stale(open.session, open.epoch, session.epoch));
             }
             if open.epoch == session.epoch {
-                if session.route != route {
+                if !session.route.is_same(&route) {
                     return Err(stale(open.session, open.epoch, session.epoch));
                 }
                 session.last_active = now;
@@ -360,6 +380,7 @@ impl Sessions {
             head_subject: stage.subjects.head(&open.coordinator),
             previous,
             next_subject,
+            unsent: AtomicU32::new(StepNumber::FIRST.number()),
         })
     }
 

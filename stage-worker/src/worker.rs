@@ -17,7 +17,7 @@ use stagebus_schemas::codec::{self, CodecError, Message};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{Epoch, SessionId, WorkerId};
 use stagebus_schemas::messages::control::{
-    Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, Keep, Open,
+    Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, Keep, Open, SessionProgress,
 };
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerState};
 use stagebus_schemas::messages::forward::{Forward, Step};
@@ -307,6 +307,11 @@ impl Worker {
             }
             ControlAction::Keep(keep) => self.keep(&keep)?,
             ControlAction::Stats => ControlOutcome::Stats(self.load()),
+            ControlAction::Progress(asked) => {
+                let of =
+                    |session| SessionProgress { session, steps: self.sessions.progress(session) };
+                ControlOutcome::Progress(asked.into_iter().map(of).collect())
+            }
         };
         self.answer(incoming.reply, outcome);
         Ok(())

@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use stagebus_schemas::ids::{Epoch, SessionId, StepNumber, WorkerId};
+use stagebus_schemas::ids::{Epoch, SessionId, StageIndex, StepNumber, WorkerId};
+use stagebus_schemas::messages::control::StepProgress;
 use stagebus_schemas::messages::forward::{Phase, Step};
 use stagebus_schemas::messages::head::{HeadRow, HeadStep};
 
 use crate::action::Effect;
+use crate::fault::Fault;
 
 /// A session whose steps run.
 #[derive(Debug)]
@@ -28,6 +30,10 @@ pub(crate) struct Running {
     last_progress: Instant,
     /// When the workers were last asked whether they live.
     last_check: Instant,
+    /// When all workers had opened the session at this epoch.
+    started: Instant,
+    /// What each worker has said of the oldest step under way.
+    heard: Vec<Heard>,
     /// When the steps under way count as lost because the connection to the broker broke.
     lost_at: Option<Instant>,
 }
@@ -37,6 +43,15 @@ pub(crate) struct Running {
 pub(crate) struct Chunk {
     pub(crate) phase: Phase,
     pub(crate) n_rows: usize,
+}
+
+/// Since when it is known of a worker that...
+#[derive(Debug, Clone, Copy, Default)]
+struct Heard {
+    /// ... it has passed on the oldest step under way.
+    passed: Option<Instant>,
+    /// ... it does not have the session at this epoch.
+    missing: Option<Instant>,
 }
 
 /// A draft that was ordered and has not come.
@@ -95,6 +110,8 @@ impl Running {
     ) -> Self {
         Self {
             epoch,
+            heard: vec![Heard::default(); route.len()],
+            started: now,
             route,
             fill,
             next_pos: start_pos,
@@ -180,6 +197,46 @@ impl Running {
         self.last_check = now;
     }
 
+    /// Takes what a worker answered to a question that was asked then and answered now, and says
+    /// what is lost.
+    ///
+    /// A message that was sent has come within `grace` or never does. So one is lost if its sender
+    /// said that it has left, and its receiver, asked that much later, does not have it.
+    pub(crate) fn hear(
+        &mut self,
+        worker: &WorkerId,
+        steps: Option<StepProgress>,
+        (asked, now): (Instant, Instant),
+        grace: Duration,
+    ) -> Option<Fault> {
+        let place = self.route.iter().position(|held| held == worker)?;
+        let stage = StageIndex::new(u16::try_from(place).ok()?);
+        let oldest = self.in_flight.front()?;
+        let is_over = |since: Instant| since + grace <= asked;
+        let Some(steps) = steps.filter(|steps| steps.epoch == self.epoch) else {
+            if asked < self.started {
+                return None;
+            }
+            // The fault that says why may be on its way.
+            let missing = *self.heard[place].missing.get_or_insert(now);
+            return is_over(missing).then_some(Fault::SessionLost { stage });
+        };
+        self.heard[place].missing = None;
+        if steps.expected <= oldest.step {
+            let sent = match place.checked_sub(1) {
+                None => Some(oldest.sent),
+                Some(before) => self.heard[before].passed,
+            };
+            return sent.is_some_and(is_over).then_some(Fault::StepLost { stage });
+        }
+        if steps.unsent <= oldest.step {
+            return None;
+        }
+        let passed = *self.heard[place].passed.get_or_insert(now);
+        let is_last = place + 1 == self.route.len();
+        (is_last && is_over(passed)).then_some(Fault::AnswerLost)
+    }
+
     /// Whether a step is under way.
     pub(crate) fn is_under_way(&self, step: StepNumber) -> bool {
         self.in_flight.iter().any(|in_flight| in_flight.step == step)
@@ -226,6 +283,7 @@ impl Running {
         let Some(oldest) = self.in_flight.pop_front() else { return Answer::Late };
         self.last_progress = now;
         self.lost_at = None;
+        self.heard.iter_mut().for_each(|heard| heard.passed = None);
         Answer::Done {
             phase: oldest.phase,
             rows: head.rows.clone(),

@@ -1,6 +1,7 @@
 //! Actions fed by hand, effects looked at: no broker, no task, no clock but the one given.
 
 mod admission;
+mod checks;
 mod jobs;
 mod recovery;
 mod speculation;
@@ -25,8 +26,9 @@ use stagebus_schemas::subjects::LostStep;
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
 
+use super::checks::CHECK_PATIENCE;
 use super::{Model, Name, State, StepLimits};
-use crate::action::{Action, Effect, Incoming, OpenAnswer, OpenFailure};
+use crate::action::{Action, CheckAnswer, Effect, Incoming, OpenAnswer, OpenFailure};
 use crate::client::Client;
 use crate::config::CoordinatorSettings;
 use crate::fleet_view::ShardSetIdentity;
@@ -240,6 +242,12 @@ impl Bench {
             false
         });
         closed
+    }
+
+    /// Nobody hears a worker.
+    fn gone(&mut self, worker: &str) {
+        let (worker, asked, answer) = (id(worker), self.now, CheckAnswer::Gone);
+        self.act(Action::Checked { worker, asked, answer });
     }
 
     /// Two workers and one session whose prompt "abc" has been sent.

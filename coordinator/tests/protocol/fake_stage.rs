@@ -9,8 +9,12 @@ use stagebus_bus::{Bus, BusOptions, Delivery};
 use stagebus_engine::testing::TestModel;
 use stagebus_schemas::codec;
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
-use stagebus_schemas::ids::{CoordinatorId, ModelName, SessionId, StageIndex, WorkerId};
-use stagebus_schemas::messages::control::{Control, ControlAction, ControlOutcome, ControlReply};
+use stagebus_schemas::ids::{
+    CoordinatorId, Epoch, ModelName, SessionId, StageIndex, StepNumber, WorkerId,
+};
+use stagebus_schemas::messages::control::{
+    Control, ControlAction, ControlOutcome, ControlReply, SessionProgress, StepProgress,
+};
 use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerState};
 use stagebus_schemas::messages::forward::{Forward, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
@@ -28,8 +32,10 @@ pub(crate) enum Behaviour {
     Good,
     /// Refuses every session for want of room.
     Full,
-    /// Swallows every step.
+    /// Does not end any step.
     Mute,
+    /// Hears no step of a session before it is opened again.
+    Deaf,
     /// Refuses every step.
     Broken,
 }
@@ -114,6 +120,7 @@ struct Held {
     coordinator: CoordinatorId,
     route: Vec<WorkerId>,
     tokens: Vec<u32>,
+    progress: StepProgress,
 }
 
 struct Inner {
@@ -200,7 +207,10 @@ impl Inner {
             }
             ControlAction::Open(open) => {
                 let (coordinator, route) = (open.coordinator, open.route);
-                self.sessions.insert(open.session, Held { coordinator, route, tokens: Vec::new() });
+                let (epoch, first) = (open.epoch, StepNumber::FIRST);
+                let progress = StepProgress { epoch, expected: first, unsent: first };
+                let held = Held { coordinator, route, tokens: Vec::new(), progress };
+                self.sessions.insert(open.session, held);
                 ControlOutcome::Opened { cached_len: 0 }
             }
             ControlAction::Close(close) => {
@@ -208,6 +218,13 @@ impl Inner {
                 ControlOutcome::Closed
             }
             ControlAction::Stats => ControlOutcome::Stats(self.load()),
+            ControlAction::Progress(asked) => {
+                let of = |session| {
+                    let steps = self.sessions.get(&session).map(|held| held.progress);
+                    SessionProgress { session, steps }
+                };
+                ControlOutcome::Progress(asked.into_iter().map(of).collect())
+            }
             ControlAction::Keep(keep) => {
                 self.sessions.retain(|session, held| {
                     held.coordinator != keep.coordinator || keep.sessions.contains(session)
@@ -225,6 +242,10 @@ impl Inner {
 
     async fn on_step(&mut self, mut step: Step) {
         let Some(held) = self.sessions.get_mut(&step.session) else { return };
+        if self.behaviour == Behaviour::Deaf && held.progress.epoch == Epoch::FIRST {
+            return;
+        }
+        held.progress.expected = step.step.next();
         held.tokens.truncate(step.start_pos as usize);
         assert_eq!(held.tokens.len(), step.start_pos as usize, "steps arrive without gaps");
         held.tokens.extend_from_slice(&step.tokens);
@@ -237,8 +258,9 @@ impl Inner {
                 let coordinator = held.coordinator.clone();
                 return self.send_head(&coordinator, Vec::new(), vec![fault]).await;
             }
-            Behaviour::Good | Behaviour::Full => {}
+            Behaviour::Good | Behaviour::Full | Behaviour::Deaf => {}
         }
+        held.progress.unsent = step.step.next();
         let stage = self.stage;
         let time = StageTime { stage, queue_us: 1, infer_us: 2, rows: 1, masked: 0, total_us: 3 };
         step.trace.push(time);

@@ -239,6 +239,23 @@ async fn a_broken_and_a_mute_stage_end_the_session_with_an_error() {
 }
 
 #[tokio::test]
+async fn steps_that_a_busy_stage_does_not_hear_are_sent_again() {
+    for stage in 0..2 {
+        let bed = Bed::new(2).await;
+        let _other = bed.stage(1 - stage, Behaviour::Good).await;
+        let _deaf = bed.stage(stage, Behaviour::Deaf).await;
+        // No step is ever late by the clock.
+        let settings = CoordinatorSettings { step_timeout_ms: 3_600_000, ..defaults() };
+        let _coordinator = bed.coordinator(settings).await;
+        let prompt = bed.prompt_with_long_answer(400);
+        let long = tokens(&prompt, 400);
+        let (first, second) = tokio::join!(bed.ask(&long), bed.ask(&long));
+        assert_eq!(first.tokens, bed.expected(&prompt, 400), "stage {stage}");
+        assert_eq!(second.tokens, first.tokens, "stage {stage}");
+    }
+}
+
+#[tokio::test]
 async fn beyond_the_limits_requests_are_refused_at_once() {
     let bed = Bed::new(1).await;
     let mut mute = bed.stage(0, Behaviour::Mute).await;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::{CodecError, Message, check_count};
 use crate::error::ErrorReply;
-use crate::ids::{CoordinatorId, Epoch, SessionId, WorkerId};
+use crate::ids::{CoordinatorId, Epoch, SessionId, StepNumber, WorkerId};
 use crate::messages::fleet::WorkerLoad;
 use crate::messages::forward::{MAX_STAGES, MAX_TEXT_BYTES};
 use crate::messages::sampling::Sampling;
@@ -12,6 +12,9 @@ use crate::version::MessageVersion;
 
 /// Most sessions that a coordinator may run.
 pub const MAX_SESSIONS: usize = 1 << 16;
+
+/// Most sessions that one question names.
+pub const MAX_ASKED: usize = 256;
 
 /// A request to a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +40,9 @@ pub enum ControlAction {
     Keep(Keep),
     /// Report load.
     Stats,
+    /// Tell how far the steps of these sessions are, at most [`MAX_ASKED`]. Whoever answers lives,
+    /// so the question may name none.
+    Progress(Vec<SessionId>),
 }
 
 /// Who goes first where sessions compete.
@@ -120,6 +126,29 @@ pub struct Keep {
     pub sessions: Vec<SessionId>,
 }
 
+/// How far a session's steps are on a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionProgress {
+    /// The session.
+    pub session: SessionId,
+    /// Its steps; absent if it is not open there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<StepProgress>,
+}
+
+/// Which steps of an epoch have reached a worker, and which have left it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepProgress {
+    /// The session's epoch.
+    pub epoch: Epoch,
+    /// First step that has not arrived.
+    pub expected: StepNumber,
+    /// First step whose result, or fault, has not been sent.
+    pub unsent: StepNumber,
+}
+
 /// The answer to a [`Control`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -145,6 +174,8 @@ pub enum ControlOutcome {
     Draining,
     /// Load of the worker.
     Stats(WorkerLoad),
+    /// How far the sessions are that were asked for, in their order.
+    Progress(Vec<SessionProgress>),
     /// The request failed.
     Failed(ErrorReply),
 }
@@ -161,6 +192,7 @@ impl Message for Control {
                 let n_sessions = keep.sessions.len();
                 return check_count("sessions", n_sessions, 0..=MAX_SESSIONS, "at most 65536");
             }
+            ControlAction::Progress(sessions) => return check_asked(sessions.len()),
             ControlAction::Close(_) | ControlAction::Drain(_) | ControlAction::Stats => {
                 return Ok(());
             }
@@ -185,7 +217,12 @@ impl Message for ControlReply {
     fn validate(&self) -> Result<(), CodecError> {
         match &self.outcome {
             ControlOutcome::Failed(error) => error.validate(),
+            ControlOutcome::Progress(sessions) => check_asked(sessions.len()),
             _ => Ok(()),
         }
     }
+}
+
+fn check_asked(n_sessions: usize) -> Result<(), CodecError> {
+    check_count("sessions", n_sessions, 0..=MAX_ASKED, "at most 256")
 }

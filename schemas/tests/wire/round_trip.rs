@@ -12,7 +12,7 @@ use stagebus_schemas::ids::{
 };
 use stagebus_schemas::messages::control::{
     Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, HeadMode, Keep, Open,
-    Priority,
+    Priority, SessionProgress, StepProgress,
 };
 use stagebus_schemas::messages::fleet::{
     CoordinatorAnnouncement, WorkerAnnouncement, WorkerLoad, WorkerState,
@@ -198,6 +198,7 @@ fn control() -> impl Strategy<Value = Control> {
             ControlAction::Keep(Keep { coordinator, sessions })
         }),
         Just(ControlAction::Stats),
+        vec(any::<u64>().prop_map(SessionId::from_u64), 0..4).prop_map(ControlAction::Progress),
     ]
     .prop_map(|action| Control { version: MessageVersion::CURRENT, action })
 }
@@ -219,12 +220,22 @@ fn load() -> impl Strategy<Value = WorkerLoad> {
     })
 }
 
+fn progress() -> impl Strategy<Value = SessionProgress> {
+    (position(), any::<u32>(), any::<bool>()).prop_map(
+        |((session, epoch, expected), unsent, is_open)| {
+            let steps = StepProgress { epoch, expected, unsent: StepNumber::new(unsent) };
+            SessionProgress { session, steps: is_open.then_some(steps) }
+        },
+    )
+}
+
 fn control_reply() -> impl Strategy<Value = ControlReply> {
     prop_oneof![
         any::<u32>().prop_map(|cached_len| ControlOutcome::Opened { cached_len }),
         Just(ControlOutcome::Closed),
         Just(ControlOutcome::Draining),
         load().prop_map(ControlOutcome::Stats),
+        vec(progress(), 0..4).prop_map(ControlOutcome::Progress),
         failure().prop_map(ControlOutcome::Failed),
     ]
     .prop_map(|outcome| ControlReply { version: MessageVersion::CURRENT, outcome })

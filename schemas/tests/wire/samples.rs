@@ -7,7 +7,7 @@ use stagebus_schemas::ids::{
 };
 use stagebus_schemas::messages::control::{
     Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, HeadMode, Keep, Open,
-    Priority,
+    Priority, SessionProgress, StepProgress,
 };
 use stagebus_schemas::messages::fleet::{
     CoordinatorAnnouncement, WorkerAnnouncement, WorkerLoad, WorkerState,
@@ -53,10 +53,12 @@ pub(crate) fn all() -> Vec<Sample> {
         sample("control_drain", &action(ControlAction::Drain(Drain { within_ms: Some(5000) }))),
         sample("control_keep", &action(ControlAction::Keep(keep))),
         sample("control_stats", &action(ControlAction::Stats)),
+        sample("control_progress", &action(ControlAction::Progress(vec![session()]))),
         sample("reply_opened", &outcome(ControlOutcome::Opened { cached_len: 32 })),
         sample("reply_closed", &outcome(ControlOutcome::Closed)),
         sample("reply_draining", &outcome(ControlOutcome::Draining)),
         sample("reply_stats", &outcome(ControlOutcome::Stats(load()))),
+        sample("reply_progress", &outcome(ControlOutcome::Progress(progress()))),
         sample("reply_failed", &outcome(ControlOutcome::Failed(failure()))),
         sample("worker_ready", &worker_announcement(WorkerState::Ready)),
         sample("worker_draining", &worker_announcement(WorkerState::Draining)),
@@ -195,6 +197,18 @@ pub(crate) fn open() -> Open {
         head: HeadMode::Full,
         priority: Priority::Batch,
     }
+}
+
+fn progress() -> Vec<SessionProgress> {
+    let steps = StepProgress {
+        epoch: Epoch::new(1),
+        expected: StepNumber::new(301),
+        unsent: StepNumber::new(300),
+    };
+    vec![
+        SessionProgress { session: session(), steps: Some(steps) },
+        SessionProgress { session: SessionId::from_u64(1), steps: None },
+    ]
 }
 
 fn load() -> WorkerLoad {

@@ -77,6 +77,7 @@ impl Bench {
             head_subject: "head".to_owned(),
             previous: None,
             next_subject: None,
+            unsent: AtomicU32::default(),
         });
         Self { inference, events, sent, route }
     }
@@ -252,6 +253,7 @@ fn a_step_behind_a_hole_is_refused_and_keeps_the_cache() {
     assert_eq!(bench.fault().error.class, ErrorClass::StepGap);
     bench.run(1, 0, 2, 2, &[3]);
     assert_eq!(bench.open_again(1, 1, &[1, 2, 3]), Ok(2));
+    assert_eq!(bench.route.unsent.load(Ordering::Relaxed), 2, "the fault of step 1 has left");
     bench.run(1, 1, 0, 2, &[3]);
     let token = bench.step_done().rows[0].token;
     assert_eq!(vec![token], model().expected(&[1, 2, 3], 1));

@@ -320,9 +320,10 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
                 error = &error as &dyn std::error::Error, "fault not sent"
             );
         }
+        // A fault that did not leave is found as one that was lost.
+        job.route.has_sent(job.step.step);
     }
 
-    /// Ends everything that the thread knows of a session.
     /// Where a session that is not held stands in the order of first opens.
     fn age_of(&mut self, session: SessionKey) -> u64 {
         let known = self.gave_way.iter().position(|(known, _)| *known == session);
@@ -333,6 +334,7 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         self.n_born
     }
 
+    /// Ends everything that the thread knows of a session.
     fn forget(&mut self, session: SessionKey) {
         let dropped = self.schedule.close(session);
         self.count_done(dropped.len());

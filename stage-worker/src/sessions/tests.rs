@@ -63,7 +63,7 @@ fn every_epoch_and_step_number_has_its_verdict() {
     let verdict = |epoch, number| sessions.admit(&step(epoch, number), Some(&from));
     assert!(matches!(verdict(5, 3), Admission::Run(_)));
     for repeated in 0..3 {
-        assert_eq!(verdict(5, repeated), Admission::Duplicate);
+        assert!(matches!(verdict(5, repeated), Admission::Duplicate));
     }
     assert_eq!(class(verdict(5, 4)), Some(ErrorClass::StepGap));
     assert_eq!(class(verdict(4, 3)), Some(ErrorClass::StaleEpoch));

@@ -1,5 +1,7 @@
 //! The owner, fed by hand: no broker, no inference, no clock but ours.
 
+mod progress;
+
 use std::sync::mpsc::Receiver;
 
 use stagebus_schemas::ids::{CoordinatorId, StepNumber};

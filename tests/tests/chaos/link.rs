@@ -1,8 +1,9 @@
-//! A way to the broker that loses, doubles, swaps and delays what is sent to a worker, or breaks.
+//! A way to the broker that loses, doubles, swaps and delays the steps that go to a worker or the
+//! answers that go to a coordinator, or breaks.
 //!
 //! ```text
-//! worker ──── bytes as they are ────▶ broker
-//! worker ◀─ frames, as Mischief says ─ broker
+//! member ──── bytes as they are ────▶ broker
+//! member ◀─ frames, as Mischief says ─ broker
 //! ```
 //! What the broker sends is cut into the frames of its protocol (a line, and for messages the bytes
 //! that it announces), so that single messages can be chosen. One task for each direction of each
@@ -18,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What happens to steps on their way to the worker.
+/// What happens to steps and answers on their way to the member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mischief {
     /// Nothing.
@@ -56,7 +57,7 @@ impl Link {
         Ok(Self { port, mischief, n_struck, _tasks: tasks })
     }
 
-    /// The address for the worker.
+    /// The address for the member.
     pub(crate) fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
@@ -66,7 +67,7 @@ impl Link {
         self.mischief.send_replace(mischief);
     }
 
-    /// Steps that were struck so far.
+    /// Steps and answers that were struck so far.
     pub(crate) fn n_struck(&self) -> usize {
         self.n_struck.load(Ordering::Relaxed)
     }
@@ -79,32 +80,32 @@ async fn accept(
     n_struck: Arc<AtomicUsize>,
 ) {
     let mut connections = JoinSet::new();
-    while let Ok((worker, _)) = listener.accept().await {
+    while let Ok((member, _)) = listener.accept().await {
         if *mischief.borrow() == Mischief::Cut {
             continue;
         }
         let Ok(broker) = TcpStream::connect(&broker).await else { continue };
-        connections.spawn(connect(worker, broker, mischief.clone(), Arc::clone(&n_struck)));
+        connections.spawn(connect(member, broker, mischief.clone(), Arc::clone(&n_struck)));
         while connections.try_join_next().is_some() {}
     }
 }
 
 async fn connect(
-    worker: TcpStream,
+    member: TcpStream,
     broker: TcpStream,
     mut mischief: watch::Receiver<Mischief>,
     n_struck: Arc<AtomicUsize>,
 ) {
     // The link must not add to what it emulates.
-    if worker.set_nodelay(true).and(broker.set_nodelay(true)).is_err() {
+    if member.set_nodelay(true).and(broker.set_nodelay(true)).is_err() {
         return;
     }
-    let (mut from_worker, to_worker) = worker.into_split();
+    let (mut from_member, to_member) = member.into_split();
     let (from_broker, mut to_broker) = broker.into_split();
     let seen = mischief.clone();
     tokio::select! {
-        _ = copy(&mut from_worker, &mut to_broker) => {}
-        _ = relay(from_broker, to_worker, seen, n_struck) => {}
+        _ = copy(&mut from_member, &mut to_broker) => {}
+        _ = relay(from_broker, to_member, seen, n_struck) => {}
         _ = mischief.wait_for(|mischief| *mischief == Mischief::Cut) => {}
     }
 }
@@ -116,21 +117,21 @@ async fn relay(
     n_struck: Arc<AtomicUsize>,
 ) -> Result<()> {
     let mut from = BufReader::new(from);
-    let mut n_steps = 0_usize;
+    let mut n_seen = 0_usize;
     let mut held: Vec<(usize, Vec<u8>)> = Vec::new();
-    while let Some((frame, is_step)) = read_frame(&mut from).await? {
-        if !is_step {
+    while let Some((frame, may_strike)) = read_frame(&mut from).await? {
+        if !may_strike {
             to.write_all(&frame).await?;
             continue;
         }
-        n_steps += 1;
-        let strikes = |n: usize| n_steps.is_multiple_of(n);
+        n_seen += 1;
+        let strikes = |n: usize| n_seen.is_multiple_of(n);
         let now = *mischief.borrow();
         let (first, again) = match now {
             Mischief::Drop(n) if strikes(n) => (None, None),
-            Mischief::Double => (Some(&frame), Some(n_steps)),
-            Mischief::Swap(n) if strikes(n) => (None, Some(n_steps + 1)),
-            Mischief::Late(n) if strikes(n) => (Some(&frame), Some(n_steps + 5)),
+            Mischief::Double => (Some(&frame), Some(n_seen)),
+            Mischief::Swap(n) if strikes(n) => (None, Some(n_seen + 1)),
+            Mischief::Late(n) if strikes(n) => (Some(&frame), Some(n_seen + 5)),
             _ => (Some(&frame), None),
         };
         if first.is_none() || again.is_some() {
@@ -142,14 +143,14 @@ async fn relay(
         if let Some(at) = again {
             held.push((at, frame.clone()));
         }
-        for (_, frame) in held.extract_if(.., |(at, _)| *at <= n_steps) {
+        for (_, frame) in held.extract_if(.., |(at, _)| *at <= n_seen) {
             to.write_all(&frame).await?;
         }
     }
     Ok(())
 }
 
-/// Reads one frame, and tells whether it is a step; `None` at the end of the connection.
+/// Reads one frame, and tells whether it is a step or an answer; `None` at the end of the connection.
 async fn read_frame(from: &mut BufReader<OwnedReadHalf>) -> Result<Option<(Vec<u8>, bool)>> {
     let mut frame = Vec::new();
     if from.read_until(b'\n', &mut frame).await? == 0 {
@@ -165,6 +166,6 @@ async fn read_frame(from: &mut BufReader<OwnedReadHalf>) -> Result<Option<(Vec<u
     let start = frame.len();
     frame.resize(start + n_bytes + 2, 0);
     from.read_exact(&mut frame[start..]).await?;
-    let is_step = words.get(1).is_some_and(|subject| subject.ends_with(".step"));
-    Ok(Some((frame, is_step)))
+    let is_struck = |subject: &&str| subject.ends_with(".step") || subject.contains(".head.");
+    Ok(Some((frame, words.get(1).is_some_and(is_struck))))
 }

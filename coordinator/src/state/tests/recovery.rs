@@ -111,7 +111,7 @@ fn a_session_whose_worker_is_gone_goes_on_with_another() {
         match how {
             0 => bench.act(Action::Lost(lost(&step))),
             1 => bench.announce("w1", 1, WorkerState::Leaving),
-            _ => bench.act(Action::Checked { worker: id("w1"), gone: true }),
+            _ => bench.gone("w1"),
         }
         assert!(!bench.state.has_all_stages(bench.now), "way {how}");
         bench.act(Action::Lost(lost(&step)));
@@ -185,9 +185,9 @@ fn a_step_without_answer_is_replayed() {
 fn workers_of_a_silent_session_are_asked_whether_they_live() {
     let mut bench = Bench::new();
     bench.started("");
-    assert_eq!(bench.state.next_deadline(), Some(bench.now + super::super::CHECK_PATIENCE));
+    assert_eq!(bench.state.next_deadline(), Some(bench.now + CHECK_PATIENCE));
     let asked = |bench: &mut Bench| {
-        bench.wait(super::super::CHECK_PATIENCE);
+        bench.wait(CHECK_PATIENCE);
         let asked: Vec<_> = bench
             .effects
             .drain(..)
@@ -200,9 +200,9 @@ fn workers_of_a_silent_session_are_asked_whether_they_live() {
     };
     assert_eq!(asked(&mut bench), [id("w0"), id("w1")]);
     // No answer is no proof, and no reason to stop asking.
-    bench.act(Action::Checked { worker: id("w0"), gone: false });
+    bench.act(Action::Checked { worker: id("w0"), asked: bench.now, answer: CheckAnswer::Silent });
     assert_eq!(asked(&mut bench), [id("w0"), id("w1")]);
-    bench.act(Action::Checked { worker: id("w1"), gone: true });
+    bench.gone("w1");
     assert_eq!(bench.closed(), []);
     bench.worker("x1", 1);
     assert_eq!(bench.closed(), [id("w1")], "should it live, it need not keep the session");
@@ -210,7 +210,7 @@ fn workers_of_a_silent_session_are_asked_whether_they_live() {
     assert_eq!(opens.len(), 2);
     bench.answer_open(&opens[0], Ok(1));
     assert_eq!(asked(&mut bench), [id("w0"), id("x1")], "those that open it are asked as well");
-    bench.act(Action::Checked { worker: id("x1"), gone: true });
+    bench.gone("x1");
     bench.worker("y1", 1);
     let opens = bench.opens();
     assert_eq!(opens[0].2.route, [id("w0"), id("y1")]);
@@ -286,28 +286,6 @@ fn a_stuck_worker_is_left_until_its_inference_goes_on() {
     );
     bench.worker("w1", 1);
     assert_eq!(bench.opens().len(), 2, "it may be used again");
-}
-
-#[test]
-fn a_step_is_lost_when_all_its_workers_have_nothing_to_do() {
-    let mut bench = Bench::new();
-    bench.started("");
-    let second = super::super::LOST_QUIET;
-    for round in 0..3 {
-        bench.now += second / 2;
-        bench.worker("w0", 0);
-        // The second stage is busy at first, and what is queued may be ours.
-        busy(&mut bench, "w1", 1, |load| load.queue_depth = u32::from(round == 0));
-        assert!(bench.opens().is_empty(), "round {round}");
-    }
-    // Somebody else's step ran meanwhile: it could have been ours.
-    bench.now += second / 2;
-    bench.worker("w0", 0);
-    busy(&mut bench, "w1", 1, |load| load.steps_completed = 1);
-    assert!(bench.opens().is_empty());
-    bench.now += second;
-    busy(&mut bench, "w1", 1, |load| load.steps_completed = 1);
-    assert_eq!(bench.opens().len(), 2);
 }
 
 #[test]
