@@ -12,7 +12,7 @@ use serde::Serialize;
 use stagebus_shards::WeightMode;
 
 use crate::harness::claims::{self, Bound, Claim, Target};
-use crate::harness::machine::{self, Machine};
+use crate::harness::machine::Machine;
 use crate::harness::stats::{Summary, median};
 use crate::harness::table::{number, table};
 use crate::harness::{interleave, output};
@@ -20,7 +20,7 @@ use crate::link::{Conditions, LinkPlan, mbit_s};
 use crate::load::{self, Ask, Served};
 use crate::measured_model::{self, ShardSets};
 use crate::node_fleet::wiring::Wiring;
-use crate::node_fleet::{NodeFleet, NodePlan, node_cpus};
+use crate::node_fleet::{NodeFleet, NodePlan};
 use crate::prompts::{self, EncodedPrompt};
 
 const TOP1: Target = Target {
@@ -141,18 +141,14 @@ pub async fn run(args: HeadArgs, quiet: bool) -> anyhow::Result<()> {
     let sets = ShardSets::make(&model, folder.path(), [(n_stages, WeightMode::Exact)]).await?;
     let set = sets.get(n_stages, WeightMode::Exact)?;
     let draft = measured_model::draft_settings(set, folder.path()).await?;
-    let cpus = match machine::can_pin() {
-        true => node_cpus(n_stages, machine.n_cpus),
-        false => Vec::new(),
-    };
     let relay = Conditions::queued(Duration::from_millis(args.delay.into()), mbit_s(args.rate));
     let wiring = Wiring::Relay(LinkPlan::both(relay));
     let mut contestants = Vec::new();
     for head in ["token", "full"] {
         output::note(quiet, &format!("starting a fleet with coordinator.head={head}"));
         let mode = format!("coordinator.head={head}");
-        let settings = draft.iter().cloned().chain([mode]).collect();
-        let plan = NodePlan { shards: set.to_owned(), cpus: cpus.clone(), settings };
+        let settings = draft.iter().cloned().chain([mode]);
+        let plan = NodePlan::on_nodes(set, n_stages, &machine, settings);
         let fleet = NodeFleet::start_wired(&plan, &wiring).await?;
         contestants.push(Contestant { fleet, rates: Default::default() });
     }

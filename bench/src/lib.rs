@@ -5,8 +5,10 @@
 //! - [`fleet_run`]: a private fleet whose steps are timed from beside the broker.
 //! - [`link`]: a slow, narrow or lossy way to a broker, for the scenarios over wide areas.
 //! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
-//! - One module per scenario: [`parity`], [`users`], [`speculation`], [`faults`], [`link::accuracy`]. A scenario checks tokens first, measures its variants in
+//! - One module per scenario: [`parity`], [`users`], [`speculation`], [`head`], [`prefill`],
+//!   [`long`], [`faults`], [`hop`], [`link::accuracy`]. A scenario checks tokens first, measures its variants in
 //!   turn within one run, and ends with its claims.
+//! - [`all`]: every scenario in a process of its own, and a folder of results.
 //!
 //! The subcommands [`engine_decode`], [`shard_once`] and [`rewind_once`] are the measured child processes; they are
 //! hidden from the help.
@@ -17,6 +19,7 @@
     reason = "measured numbers: counts and times are far below 2^53"
 )]
 
+pub mod all;
 pub mod busy;
 pub mod contender;
 pub mod engine_decode;
@@ -25,12 +28,15 @@ pub mod fleet_run;
 pub mod genai;
 pub mod harness;
 pub mod head;
+pub mod hop;
 pub mod link;
 pub mod llama_cpp;
 pub mod load;
+pub mod long;
 pub mod measured_model;
 pub mod node_fleet;
 pub mod parity;
+pub mod prefill;
 pub mod prompts;
 pub mod random_gguf;
 pub mod rewind_once;
@@ -41,6 +47,7 @@ pub mod users;
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
 
+use crate::harness::claims::Listed;
 use crate::harness::output;
 
 /// Arguments of `stagebus bench`.
@@ -54,6 +61,7 @@ use crate::harness::output;
   stagebus bench users --json
   stagebus bench speculation --json
   stagebus bench faults --quick
+  stagebus bench all --out results
   stagebus bench users --users 1,16 --stages 1,2 --quick
 
 Tokens are checked before anything is timed; a difference ends the run with an error, or is a claim
@@ -64,7 +72,7 @@ pub struct BenchArgs {
     #[command(subcommand)]
     scenario: Option<Scenario>,
 
-    /// List the claims of every scenario with their targets
+    /// List every scenario with its claims and their targets
     #[arg(long)]
     list: bool,
 
@@ -73,8 +81,27 @@ pub struct BenchArgs {
     json: bool,
 }
 
+/// Every scenario, in the order of `bench all`.
+const SCENARIOS: &[Listed] = &[
+    Listed {
+        name: "parity",
+        claims: parity::CLAIMS,
+        quick: &["--starts", "1", "--rounds", "2", "--tokens", "24"],
+    },
+    Listed { name: "users", claims: users::CLAIMS, quick: &["--quick", "--users", "1,2,16"] },
+    Listed { name: "speculation", claims: speculation::CLAIMS, quick: &["--quick"] },
+    Listed { name: "head", claims: head::CLAIMS, quick: &["--rounds", "1", "--tokens", "16"] },
+    Listed { name: "prefill", claims: prefill::CLAIMS, quick: &["--rounds", "1"] },
+    Listed { name: "long", claims: long::CLAIMS, quick: &["--tokens", "512"] },
+    Listed { name: "faults", claims: faults::CLAIMS, quick: &["--quick"] },
+    Listed { name: "hop", claims: hop::CLAIMS, quick: &["--rounds", "1", "--messages", "50"] },
+    Listed { name: "link", claims: link::accuracy::CLAIMS, quick: &["--pings", "20"] },
+];
+
 #[derive(Debug, Clone, Subcommand)]
 enum Scenario {
+    /// Every scenario, one after the other: results, tables and plots into one folder
+    All(all::AllArgs),
     /// The pipeline against the unsplit model, on one core: decode, hops, start, sharding
     Parity(Box<parity::ParityArgs>),
     /// Many users at the same time, on 1 to 3 nodes: throughput, latency, long prompts, prefixes
@@ -85,6 +112,12 @@ enum Scenario {
     Faults(Box<faults::FaultsArgs>),
     /// Tokens chosen on the last stage against whole rows of logits, over a narrow relay
     Head(head::HeadArgs),
+    /// Time to the first token by the prompt's length, on one and two nodes
+    Prefill(prefill::PrefillArgs),
+    /// One session up to 2,048 tokens: time per token by position, equal tokens, memory
+    Long(long::LongArgs),
+    /// One message from stage to stage, by NATS and by raw TCP
+    Hop(hop::HopArgs),
     /// The link emulator: delays and rates asked for against measured
     Link(link::accuracy::LinkArgs),
     /// Decodes turn by turn through the engine (started by the scenarios)
@@ -106,15 +139,7 @@ enum Scenario {
 /// that does not hold is a result, no error.
 pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<()> {
     if args.list {
-        let all = [
-            ("parity", parity::CLAIMS),
-            ("users", users::CLAIMS),
-            ("speculation", speculation::CLAIMS),
-            ("faults", faults::CLAIMS),
-            ("head", head::CLAIMS),
-            ("link", link::accuracy::CLAIMS),
-        ];
-        return Ok(output::print(&harness::claims::list(&all, args.json)?)?);
+        return Ok(output::print(&harness::claims::list(SCENARIOS, args.json)?)?);
     }
     let work = async {
         match args.scenario {
@@ -123,7 +148,11 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Speculation(args)) => speculation::run(*args, quiet).await,
             Some(Scenario::Faults(args)) => faults::run(*args, quiet).await,
             Some(Scenario::Head(args)) => Box::pin(head::run(args, quiet)).await,
+            Some(Scenario::Prefill(args)) => Box::pin(prefill::run(args, quiet)).await,
+            Some(Scenario::Long(args)) => Box::pin(long::run(args, quiet)).await,
+            Some(Scenario::Hop(args)) => Box::pin(hop::run(args, quiet)).await,
             Some(Scenario::Link(args)) => link::accuracy::run(&args, quiet),
+            Some(Scenario::All(args)) => Box::pin(all::run(args, SCENARIOS, quiet)).await,
             Some(Scenario::EngineDecode(args)) => engine_decode::run(args).await,
             Some(Scenario::ShardOnce(args)) => shard_once::run(args).await,
             Some(Scenario::RewindOnce(args)) => rewind_once::run(args).await,

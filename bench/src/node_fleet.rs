@@ -33,6 +33,23 @@ pub struct NodePlan {
     pub settings: Vec<String>,
 }
 
+impl NodePlan {
+    /// A fleet on `n_nodes` cores of `machine`, where processes can be tied. The machine is the one
+    /// that was looked at before this process tied itself to cores of a fleet.
+    pub fn on_nodes(
+        shards: &std::path::Path,
+        n_nodes: usize,
+        machine: &machine::Machine,
+        settings: impl IntoIterator<Item = String>,
+    ) -> Self {
+        let cpus = match machine::can_pin() {
+            true => node_cpus(n_nodes, machine.n_cpus),
+            false => Vec::new(),
+        };
+        Self { shards: shards.to_owned(), cpus, settings: settings.into_iter().collect() }
+    }
+}
+
 /// A running fleet of nodes and a connection to its broker.
 #[derive(Debug)]
 pub struct NodeFleet {

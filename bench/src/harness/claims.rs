@@ -71,22 +71,33 @@ impl Target {
     }
 }
 
+/// A scenario, for lists and for runs of all of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Listed {
+    /// Its subcommand.
+    pub name: &'static str,
+    /// Its claims.
+    pub claims: &'static [Target],
+    /// The options of a short run.
+    pub quick: &'static [&'static str],
+}
+
 /// Lists the targets of scenarios, as text or as one JSON object.
 ///
 /// # Errors
 /// None in practice: the values are plain.
-pub fn list(scenarios: &[(&str, &[Target])], json: bool) -> serde_json::Result<String> {
+pub fn list(scenarios: &[Listed], json: bool) -> serde_json::Result<String> {
     #[derive(Serialize)]
-    struct Listed<'a> {
+    struct Row<'a> {
         scenario: &'a str,
         #[serde(flatten)]
         target: &'a Target,
     }
     let rows = scenarios
         .iter()
-        .flat_map(|&(scenario, targets)| targets.iter().map(move |target| (scenario, target)));
+        .flat_map(|listed| listed.claims.iter().map(move |target| (listed.name, target)));
     if json {
-        let claims: Vec<_> = rows.map(|(scenario, target)| Listed { scenario, target }).collect();
+        let claims: Vec<_> = rows.map(|(scenario, target)| Row { scenario, target }).collect();
         return Ok(format!("{}\n", serde_json::json!({ "claims": claims })));
     }
     let rows: Vec<Vec<String>> = rows
@@ -161,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_list_names_every_claim_with_its_scenario() {
-        let all: [(&str, &[Target]); 1] = [("parity", &[SPEED, COST])];
+        let all = [Listed { name: "parity", claims: &[SPEED, COST], quick: &[] }];
         let text = list(&all, false).expect("text");
         assert!(text.contains("parity    speed    >= 0.97"), "{text}");
         let json: serde_json::Value =
