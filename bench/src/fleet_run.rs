@@ -56,6 +56,11 @@ pub struct StepTime {
     /// Of each stage, from the arrival of its message to the hand-over of its result, less its
     /// inference: decoding, queueing, choosing the token, encoding.
     pub worker_ms: Vec<f64>,
+    /// The part of that which it waited for its turn.
+    pub queue_ms: Vec<f64>,
+    /// Of each stage, from the arrival of its message beside the broker to that of the message
+    /// which it sends, less what it did in between: the way to it and the way back.
+    pub legs_ms: Vec<f64>,
     /// From the head's message to the next step's: the coordinator with its two legs.
     pub coordinator_ms: f64,
 }
@@ -195,8 +200,8 @@ async fn next(
 #[derive(Debug, Clone, Default)]
 struct Marks {
     decode: bool,
-    /// The message to stage 0.
-    sent: Option<Instant>,
+    /// The messages to the stages.
+    sent: BTreeMap<usize, Instant>,
     /// The head's message.
     answered: Option<Instant>,
     trace: Vec<StageTime>,
@@ -207,11 +212,11 @@ fn step_times(subjects: &Subjects, seen: &[(Instant, Delivery)]) -> anyhow::Resu
     let mut marks: BTreeMap<u32, Marks> = BTreeMap::new();
     for (at, delivery) in seen {
         match subjects.parse(delivery.subject()) {
-            Ok(Subject::Step(stage, _)) if stage.index() == 0 => {
+            Ok(Subject::Step(stage, _)) => {
                 for step in delivery.decode::<Forward>()?.steps {
                     let entry = marks.entry(step.step.number()).or_default();
                     entry.decode = step.phase == Phase::Decode;
-                    entry.sent = Some(*at);
+                    entry.sent.insert(stage.index(), *at);
                 }
             }
             Ok(Subject::Head(_)) => {
@@ -224,7 +229,7 @@ fn step_times(subjects: &Subjects, seen: &[(Instant, Delivery)]) -> anyhow::Resu
             _ => {}
         }
     }
-    let next_of = |number: u32| marks.get(&number.checked_add(1)?)?.sent;
+    let next_of = |number: u32| marks.get(&number.checked_add(1)?)?.sent.get(&0).copied();
     let time = |(&number, marks): (&u32, &Marks)| {
         marks.decode.then(|| step_time(marks, next_of(number)?)).flatten()
     };
@@ -233,17 +238,23 @@ fn step_times(subjects: &Subjects, seen: &[(Instant, Delivery)]) -> anyhow::Resu
 
 fn step_time(marks: &Marks, next_sent: Instant) -> Option<StepTime> {
     let ms = |us: u32| f64::from(us) / 1e3;
-    let gap = |from: Instant| next_sent.saturating_duration_since(from).as_secs_f64() * 1e3;
+    let gap = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
     let mut trace = marks.trace.clone();
     trace.sort_by_key(|time| time.stage);
+    let answered = marks.answered?;
+    let leg = |time: &StageTime| {
+        let stage = time.stage.index();
+        let after = marks.sent.get(&(stage + 1)).copied().unwrap_or(answered);
+        Some(gap(*marks.sent.get(&stage)?, after) - ms(time.total_us))
+    };
+    let rest = |time: &StageTime| ms(time.total_us.saturating_sub(time.infer_us));
     Some(StepTime {
-        period_ms: gap(marks.sent?),
-        coordinator_ms: gap(marks.answered?),
+        period_ms: gap(*marks.sent.get(&0)?, next_sent),
+        coordinator_ms: gap(answered, next_sent),
         infer_ms: trace.iter().map(|time| ms(time.infer_us)).collect(),
-        worker_ms: trace
-            .iter()
-            .map(|time| ms(time.total_us.saturating_sub(time.infer_us)))
-            .collect(),
+        worker_ms: trace.iter().map(rest).collect(),
+        queue_ms: trace.iter().map(|time| ms(time.queue_us)).collect(),
+        legs_ms: trace.iter().map(leg).collect::<Option<_>>()?,
     })
 }
 
@@ -267,7 +278,7 @@ mod tests {
         };
         let marks = Marks {
             decode: true,
-            sent: Some(at(0)),
+            sent: BTreeMap::from([(0, at(0)), (1, at(5_250))]),
             answered: Some(at(11_600)),
             trace: vec![stage(1, 30, 6_000, 6_150), stage(0, 50, 5_000, 5_100)],
         };
@@ -277,6 +288,8 @@ mod tests {
         assert!((time.overhead_ms() - 1.0).abs() < 1e-9, "{time:?}");
         assert!((time.worker_ms[0] - 0.1).abs() < 1e-9, "{time:?}");
         assert!((time.coordinator_ms - 0.4).abs() < 1e-9, "{time:?}");
+        assert!((time.legs_ms[0] - 0.15).abs() < 1e-9, "{time:?}");
+        assert!((time.legs_ms[1] - 0.2).abs() < 1e-9, "{time:?}");
         assert_eq!(step_time(&Marks { answered: None, ..marks }, at(12_000)), None);
     }
 }

@@ -4,9 +4,11 @@
 //! generates greedily from the same prompt tokens. Tokens are checked before anything is timed.
 //! - [`decode`]: one stage through the engine in each weight mode, `openvino_genai` and llama.cpp.
 //! - [`hops`]: fleets of 1, 2, 3 stages; what a step costs beyond inference.
+//! - [`breakdown`]: where the time of a token goes.
 //! - [`startup`]: from `stagebus up` to the first token.
 //! - [`sharding`]: time and memory of the sharder, also for a generated large model.
 
+pub mod breakdown;
 pub mod decode;
 pub mod hops;
 pub mod report;
@@ -39,6 +41,12 @@ const HOP_OVERHEAD: Target = Target {
     bound: Bound::AtMost,
     what: "one hop of a 2-stage pipeline beyond inference, at the median, one core",
 };
+const BROKER_SHARE: Target = Target {
+    name: "broker_share",
+    target: 0.05,
+    bound: Bound::AtMost,
+    what: "share of the time of a token that messages are on the way between processes, 2 stages, one core",
+};
 const UP_TO_FIRST_TOKEN: Target = Target {
     name: "up_to_first_token_s",
     target: 5.0,
@@ -68,6 +76,7 @@ const SHARD_PEAK_GROWTH: Target = Target {
 pub const CLAIMS: &[Target] = &[
     SHARD_VS_GENAI,
     HOP_OVERHEAD,
+    BROKER_SHARE,
     UP_TO_FIRST_TOKEN,
     SHARD_SECONDS,
     SHARD_PEAK,
@@ -204,6 +213,7 @@ pub async fn run(args: ParityArgs, quiet: bool) -> anyhow::Result<()> {
     let claims = vec![
         decode.claim(),
         hops::claim(&hops),
+        breakdown::claim(&hops),
         startup::claim(startup.as_ref()),
         sharding::seconds_claim(&sharding),
         sharding::peak_claim(&sharding),

@@ -64,7 +64,7 @@ fn breakdown(result: &Value) -> Plot {
     let two = |row: &&Value| {
         row["placement"].as_str() == Some("one_core") && row["n_stages"].as_u64() == Some(2)
     };
-    let parts = rows(&result["breakdown"]).find(two).map(|row| {
+    let parts = rows(&result["hops"]).find(two).map(|row| {
         let part = |one: &Value| Some((text(&one["name"]), one["ms"].as_f64()?));
         rows(&row["parts"]).filter_map(part).collect()
     });

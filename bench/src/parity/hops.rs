@@ -10,7 +10,10 @@
 
 use serde::Serialize;
 use stagebus_fleet::{BrokerChoice, FleetSpec};
+use stagebus_shards::manifest::StageEntry;
+use stagebus_shards::{ShardSet, WeightMode};
 
+use super::breakdown::{self, Part};
 use super::{Context, HOP_OVERHEAD};
 use crate::fleet_run::{FleetRun, StepTime};
 use crate::harness::claims::Claim;
@@ -83,6 +86,8 @@ pub struct Hops {
     pub unobserved_overhead_ms: Option<f64>,
     /// Tokens per second of unobserved requests, median.
     pub tok_s: Option<f64>,
+    /// Where the time of a token goes.
+    pub parts: Vec<Part>,
 }
 
 /// The tokens of a one-stage fleet in the fast profile.
@@ -124,6 +129,8 @@ pub(super) async fn run(
 struct Running {
     fleet: FleetRun,
     n_stages: usize,
+    /// Layers of each stage.
+    layers: Vec<usize>,
     tokens: Vec<u32>,
     steps: Vec<StepTime>,
     overhead_ms: Vec<f64>,
@@ -145,8 +152,11 @@ async fn place(
             "one stage gives other tokens when placed on {}: {tokens:?}, {reference:?}",
             placement.describe()
         );
+        let manifest = ShardSet::open(context.set(n_stages, WeightMode::Exact)?)?.manifest;
+        let n_layers = |stage: &StageEntry| stage.end_layer - stage.first_layer;
+        let layers = manifest.stages.iter().map(n_layers).collect();
         let (steps, overhead_ms, tok_s) = (Vec::new(), Vec::new(), Vec::new());
-        fleets.push(Running { fleet, n_stages, tokens, steps, overhead_ms, tok_s });
+        fleets.push(Running { fleet, n_stages, layers, tokens, steps, overhead_ms, tok_s });
     }
     interleave(context.n_rounds, &mut fleets, async |fleet, _| fleet.round(context).await).await?;
     let mut all = Vec::new();
@@ -200,6 +210,7 @@ impl Running {
             coordinator_ms: median(steps.iter().map(|step| step.coordinator_ms)),
             unobserved_overhead_ms: median(self.overhead_ms.iter().copied()),
             tok_s: median(self.tok_s.iter().copied()),
+            parts: breakdown::parts(steps, &self.layers),
         }
     }
 }
@@ -241,6 +252,7 @@ mod tests {
             coordinator_ms: None,
             unobserved_overhead_ms: None,
             tok_s: None,
+            parts: vec![],
         }
     }
 

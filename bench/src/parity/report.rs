@@ -94,6 +94,8 @@ impl ParityReport {
         text.push_str(&decode_table(&self.decode));
         text.push_str("\nsteps of a fleet, ms (a hop is one message; a step has stages + 1)\n");
         text.push_str(&hop_table(&self.hops));
+        text.push_str("\nwhere the time of a token goes, ms\n");
+        text.push_str(&part_table(&self.hops));
         text.push('\n');
         if let Some(Startup { ready_s, first_token_s }) = &self.startup {
             let list = |seconds: &[f64]| {
@@ -202,6 +204,20 @@ fn hop_table(all: &[Hops]) -> String {
         "mean, unobserved",
         "tok/s",
     ];
+    table(&header, &all.iter().map(row).collect::<Vec<_>>())
+}
+
+fn part_table(all: &[Hops]) -> String {
+    let names: Vec<&str> =
+        all.first().map_or_else(Vec::new, |hops| hops.parts.iter().map(|part| part.name).collect());
+    let header: Vec<&str> = ["placement", "stages"].into_iter().chain(names).collect();
+    let row = |hops: &Hops| {
+        let parts = hops.parts.iter().map(|part| format!("{:.3}", part.ms));
+        [hops.placement.describe().to_owned(), hops.n_stages.to_string()]
+            .into_iter()
+            .chain(parts)
+            .collect()
+    };
     table(&header, &all.iter().map(row).collect::<Vec<_>>())
 }
 
