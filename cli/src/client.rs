@@ -21,12 +21,20 @@ pub struct ClientArgs {
 struct NoTable {}
 
 impl ClientArgs {
-    /// Loads `[broker]` and connects; `name` is shown in the broker's lists.
+    /// Loads `[broker]` and connects as a client; `name` is shown in the broker's lists.
     ///
     /// # Errors
     /// Configuration that is wrong and a broker that cannot be reached.
     pub async fn connect(&self, name: &str) -> anyhow::Result<Bus> {
-        let options = BusOptions::from_settings(&self.broker_settings()?, Role::Client, name)?;
+        self.connect_as(Role::Client, name).await
+    }
+
+    /// The same in another role, which decides where answers go.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub async fn connect_as(&self, role: Role<'_>, name: &str) -> anyhow::Result<Bus> {
+        let options = BusOptions::from_settings(&self.broker_settings()?, role, name)?;
         Ok(Bus::connect(options).await?)
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use stagebus_bus::{Bus, Delivery, RequestError};
+use stagebus_bus::{Bus, Delivery, RequestError, Role};
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{
     Control, ControlAction, ControlOutcome, ControlReply, Drain,
@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(2);
 A worker that drains takes no new sessions. Those that it has may finish for --within seconds; what
 still runs then is replayed on other workers, and no token is lost. Start the new worker before you
 drain the old one. The command returns when the workers have left. A broker with permissions takes
-it from a coordinator's credentials only.
+it from an operator's key (docs/security.md).
 
 Exit code 0: all have left. 1: no such worker, or the command was interrupted.")]
 pub struct DrainArgs {
@@ -76,7 +76,7 @@ impl DrainArgs {
 /// # Errors
 /// A broker that cannot be reached, or a worker that does not answer.
 pub async fn run(args: DrainArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<Outcome> {
-    let bus = args.client.connect("stagebus-drain").await?;
+    let bus = args.client.connect_as(Role::Operator, "stagebus-drain").await?;
     let model = match &args.model {
         Some(model) => model.clone(),
         None => discover::only_model(&bus).await?,

@@ -64,8 +64,8 @@ enum Action {
         #[arg(long, value_name = "ROLE")]
         role: RoleChoice,
 
-        /// Model that it is for: one for a worker or coordinator, any number for a client (all when
-        /// absent)
+        /// Model that it is for: one for a worker or coordinator, any number for a client or operator
+        /// (all when absent)
         #[arg(long = "model", value_name = "NAME")]
         models: Vec<ModelName>,
 
@@ -107,6 +107,8 @@ enum RoleChoice {
     Coordinator,
     /// Runs stages of one model
     Worker,
+    /// Looks after workers: `stagebus drain`
+    Operator,
 }
 
 impl From<RoleChoice> for HolderRole {
@@ -115,6 +117,7 @@ impl From<RoleChoice> for HolderRole {
             RoleChoice::Client => Self::Client,
             RoleChoice::Coordinator => Self::Coordinator,
             RoleChoice::Worker => Self::Worker,
+            RoleChoice::Operator => Self::Operator,
         }
     }
 }

@@ -51,8 +51,8 @@ pub struct KeyFolder {
 }
 
 impl KeyFolder {
-    /// Makes the folder with an authority, the broker's files, a client key for all models, and
-    /// per model one key for coordinators and one for workers.
+    /// Makes the folder with an authority, the broker's files, a client's and an operator's key for
+    /// all models, and per model one key for coordinators and one for workers.
     ///
     /// # Errors
     /// [`KeyError`]; nothing is left behind then.
@@ -219,12 +219,11 @@ fn grants(plan: &Plan) -> Result<Vec<Grant>, KeyError> {
     let name = |text: &str| {
         HolderName::new(text).map_err(|source| KeyError::Name { name: text.to_owned(), source })
     };
-    let mut grants = vec![Grant {
-        name: name("client")?,
-        role: HolderRole::Client,
-        models: Vec::new(),
-        results: plan.results,
-    }];
+    let all = |role: HolderRole, results| {
+        Ok(Grant { name: name(role.as_str())?, role, models: Vec::new(), results })
+    };
+    let mut grants =
+        vec![all(HolderRole::Client, plan.results)?, all(HolderRole::Operator, false)?];
     for model in &plan.models {
         for role in [HolderRole::Coordinator, HolderRole::Worker] {
             let name = name(&format!("{}-{model}", role.as_str()))?;

@@ -16,6 +16,8 @@ pub enum HolderRole {
     Coordinator,
     /// Runs a stage.
     Worker,
+    /// Looks after the workers.
+    Operator,
 }
 
 impl HolderRole {
@@ -26,7 +28,13 @@ impl HolderRole {
             Self::Client => "client",
             Self::Coordinator => "coordinator",
             Self::Worker => "worker",
+            Self::Operator => "operator",
         }
+    }
+
+    /// Whether a key of this role acts for exactly one model.
+    const fn is_of_one_model(self) -> bool {
+        matches!(self, Self::Coordinator | Self::Worker)
     }
 }
 
@@ -37,7 +45,7 @@ pub struct Grant {
     pub name: HolderName,
     /// What the key is for.
     pub role: HolderRole,
-    /// The models: exactly one for a coordinator or worker; none means all for a client.
+    /// The models: exactly one for a coordinator or worker; none means all for the other roles.
     pub models: Vec<ModelName>,
     /// Whether a client may read the events of durable requests, those of other clients too.
     pub results: bool,
@@ -69,7 +77,7 @@ impl Holder {
         if results && role != HolderRole::Client {
             return Err(KeyError::Results { role: role.as_str() });
         }
-        if role != HolderRole::Client && models.len() != 1 {
+        if role.is_of_one_model() && models.len() != 1 {
             return Err(KeyError::Models { role: role.as_str(), found: models.len() });
         }
         let wrong = || KeyError::PublicKey { found: public_key.to_owned() };
@@ -91,6 +99,7 @@ impl Holder {
             (HolderRole::Client, models) => {
                 Ok(Permissions::client(&self.public_key, models, self.results))
             }
+            (HolderRole::Operator, models) => Ok(Permissions::operator(&self.public_key, models)),
             (HolderRole::Coordinator, [model]) => Ok(Permissions::coordinator(model)),
             (HolderRole::Worker, [model]) => Ok(Permissions::worker(model)),
             (role, models) => Err(KeyError::Models { role: role.as_str(), found: models.len() }),

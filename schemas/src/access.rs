@@ -1,10 +1,11 @@
-//! Who may use which subjects: the three roles, as the broker's permissions state them.
+//! Who may use which subjects: the four roles, as the broker's permissions state them.
 //!
 //! | role | publishes | hears |
 //! |---|---|---|
 //! | client | `prompt`, `job`, `cancel`, `probe`; if it may, JetStream's requests for results | announcements, its own inbox |
 //! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams | `prompt`, `cancel`, `head`, `lost`, `unheard`, `probe`, announcements, the inbox of its model's coordinators |
-//! | worker | steps, `head`, `lost`, announcements of workers, answers to coordinators | steps, control, `lost`, `probe`, announcements of coordinators, the inbox of its model's workers |
+//! | worker | steps, `head`, `lost`, announcements of workers, answers to coordinators and operators | steps, control, `lost`, `probe`, announcements of coordinators, the inbox of its model's workers |
+//! | operator | control, `probe` | announcements, its own inbox |
 //!
 //! Coordinators and workers act for one model. Answers to a client go to an inbox that carries the
 //! client's name (with an nkey, its public key), so no client hears another's.
@@ -28,11 +29,13 @@ pub enum Role<'a> {
     Coordinator(&'a ModelName),
     /// Runs a stage of a model.
     Worker(&'a ModelName),
+    /// Looks after the workers.
+    Operator,
 }
 
 impl Role<'_> {
-    /// Returns the prefix of the subjects for answers to this role. A client without a name shares
-    /// it with all others, which only a broker without credentials should have.
+    /// Returns the prefix of the subjects for answers to this role. A client or operator without a
+    /// name shares it with all others, which only a broker without credentials should have.
     #[must_use]
     pub fn inbox_prefix(self, name: Option<&ClientName>) -> String {
         match (self, name) {
@@ -40,6 +43,8 @@ impl Role<'_> {
             (Self::Client, None) => format!("{INBOX}.client"),
             (Self::Coordinator(model), _) => format!("{INBOX}.coordinator.{model}"),
             (Self::Worker(model), _) => format!("{INBOX}.worker.{model}"),
+            (Self::Operator, Some(name)) => format!("{INBOX}.operator.{name}"),
+            (Self::Operator, None) => format!("{INBOX}.operator"),
         }
     }
 }
@@ -62,11 +67,7 @@ impl Permissions {
     #[must_use]
     pub fn client(name: &ClientName, models: &[ModelName], results: bool) -> Self {
         let mut permissions = Self::default();
-        let scopes = match models {
-            [] => vec![Subjects::any_model()],
-            models => models.iter().map(Subjects::new).collect(),
-        };
-        for subjects in scopes {
+        for subjects in scopes(models) {
             permissions.publish.extend([
                 subjects.prompt(),
                 subjects.job(),
@@ -83,6 +84,18 @@ impl Permissions {
             let queue = verbs.map(|verb| format!("$JS.API.CONSUMER.{verb}.*.{JOB_CONSUMER}"));
             permissions.publish_denied.extend(queue);
         }
+        permissions
+    }
+
+    /// What an operator may do with the workers of some models; of all models if none is named.
+    #[must_use]
+    pub fn operator(name: &ClientName, models: &[ModelName]) -> Self {
+        let mut permissions = Self::default();
+        for subjects in scopes(models) {
+            permissions.publish.extend([subjects.control_all(), subjects.probe()]);
+            permissions.subscribe.push(subjects.fleet_all());
+        }
+        permissions.subscribe.push(below(&Role::Operator.inbox_prefix(Some(name))));
         permissions
     }
 
@@ -128,6 +141,7 @@ impl Permissions {
                 subjects.lost_any(),
                 subjects.worker_all(),
                 below(&Role::Coordinator(model).inbox_prefix(None)),
+                below(&Role::Operator.inbox_prefix(None)),
                 inbox.clone(),
             ],
             // The pattern of workers' announcements covers those of coordinators.
@@ -149,7 +163,7 @@ impl Permissions {
 /// another role they would act for the client.
 #[must_use]
 pub fn is_answerable(reply: &str) -> bool {
-    let internal = ["$", "_INBOX.coordinator.", "_INBOX.worker."];
+    let internal = ["$", "_INBOX.coordinator.", "_INBOX.worker.", "_INBOX.operator."];
     Subjects::of(reply).is_err() && !internal.iter().any(|prefix| reply.starts_with(prefix))
 }
 
@@ -197,6 +211,14 @@ fn result_requests(models: &[ModelName]) -> Vec<String> {
 pub fn client_of(reply: &str) -> Option<&str> {
     let (name, rest) = reply.strip_prefix("_INBOX.client.")?.split_once('.')?;
     (!name.is_empty() && !rest.is_empty()).then_some(name)
+}
+
+/// The subjects of some models; those of all models if none is named.
+fn scopes(models: &[ModelName]) -> Vec<Subjects> {
+    match models {
+        [] => vec![Subjects::any_model()],
+        models => models.iter().map(Subjects::new).collect(),
+    }
 }
 
 fn below(prefix: &str) -> String {
@@ -283,6 +305,11 @@ mod tests {
                 vec!["step", "head", "fleet worker"],
                 vec!["step", "control", "probe", "fleet coordinator"],
             ),
+            (
+                Permissions::operator(&ann, std::slice::from_ref(&mine)),
+                vec!["control", "probe"],
+                vec!["fleet worker", "fleet coordinator"],
+            ),
         ];
         for (permissions, publishes, hears) in roles {
             let Permissions { publish, publish_denied, subscribe } = &permissions;
@@ -365,8 +392,36 @@ mod tests {
             "$JS.API.STREAM.DELETE.x",
             "_INBOX.coordinator.m.x",
             "_INBOX.worker.m.x",
+            "_INBOX.operator.ANN.x",
         ] {
             assert!(!is_answerable(bad), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_reply_subject_names_the_client_that_hears_it() {
+        let ann = ClientName::new("ANN").expect("a name");
+        let inbox = format!("{}.x.1", Role::Client.inbox_prefix(Some(&ann)));
+        assert_eq!(client_of(&inbox), Some("ANN"));
+        for nobodys in [
+            "_INBOX.client.ANN",
+            "_INBOX.client..x",
+            "_INBOX.client.ANN.",
+            "_INBOX.x.ANN.1",
+            "my.events",
+        ] {
+            assert_eq!(client_of(nobodys), None, "{nobodys}");
+        }
+    }
+
+    #[test]
+    fn only_the_operator_who_asked_hears_the_answer() {
+        let (mine, ann) = ("a".parse().expect("a name"), ClientName::new("ANN").expect("a name"));
+        let ben = ClientName::new("BEN").expect("a name");
+        let inbox = format!("{}.x.1", Role::Operator.inbox_prefix(Some(&ann)));
+        assert!(may(&Permissions::worker(&mine).publish, &[], &inbox));
+        assert!(may(&Permissions::operator(&ann, &[]).subscribe, &[], &inbox));
+        assert!(!may(&Permissions::operator(&ben, &[]).subscribe, &[], &inbox));
+        assert!(!may(&Permissions::client(&ann, &[], true).subscribe, &[], &inbox));
     }
 }

@@ -29,7 +29,7 @@ fn read(path: &Path) -> String {
 fn a_new_fleet_has_a_key_for_every_role_and_says_nothing_secret() {
     let (_parent, folder) = made();
     let names: Vec<&str> = folder.holders().iter().map(|holder| holder.name.as_str()).collect();
-    assert_eq!(names, ["client", "coordinator-m-1", "worker-m-1"]);
+    assert_eq!(names, ["client", "operator", "coordinator-m-1", "worker-m-1"]);
     let users = read(&folder.broker().join(USERS));
     let list = read(&folder.path.join(LIST));
     for holder in folder.holders() {
@@ -94,7 +94,7 @@ fn keys_are_added_and_removed_and_never_written_over() {
     assert!(!folder.folder_of(&ann).is_dir());
     let gone = folder.remove(&name("ann")).expect_err("gone");
     assert!(matches!(gone, KeyError::Unknown { .. }), "{gone}");
-    for left in ["bob", "client", "coordinator-m-1"] {
+    for left in ["bob", "client", "operator", "coordinator-m-1"] {
         folder.remove(&name(left)).expect("removed");
     }
     let last = folder.remove(&name("worker-m-1")).expect_err("the last one");

@@ -70,7 +70,7 @@ async fn violation(events: &mut BusEvents) -> Result<Violation> {
 #[tokio::test]
 async fn a_fleet_with_keys_answers_whoever_has_one() -> Result<()> {
     let (_parent, keys) = made_keys().await?;
-    let fleet = Fleet::start(2, |spec| spec.keys = Some(keys.clone())).await?;
+    let mut fleet = Fleet::start(2, |spec| spec.keys = Some(keys.clone())).await?;
     ensure!(fleet.model.as_str() == MODEL, "the shard set has another model");
     ensure!(fleet.processes.url().starts_with("tls://"), "{}", fleet.processes.url());
     let case = &cases()?[0];
@@ -101,6 +101,13 @@ async fn a_fleet_with_keys_answers_whoever_has_one() -> Result<()> {
     let told = ask.arg(config(&keys, "ann")).run().await?;
     ensure!(told.code() == REFUSED, "{}", told.report());
     told.failure(&["publish", &fleet.subjects().prompt()])?;
+    // Only an operator sends workers away; another one takes over.
+    let drain = with_key(Call::new(["drain", "--stage", "1", "--model", MODEL, "--within", "5"]));
+    let told = drain.clone().arg(config(&keys, "client")).run().await?;
+    ensure!(told.code() == REFUSED, "{}", told.report());
+    told.failure(&["publish", ".ctl"])?;
+    drain.arg(config(&keys, "operator")).run().await?.success()?;
+    fleet.processes.add_worker(1).await?;
     end_and_see_nobody_hurt(fleet).await
 }
 
