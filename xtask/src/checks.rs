@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{cargo, demo, place, setup, tidy};
+use crate::{cargo, demo, fuzz, place, setup, tidy};
 
 /// Sets up, builds the program that the end-to-end tests start, and runs all tests.
 ///
@@ -35,7 +35,8 @@ pub(crate) fn test() -> Result<()> {
     counted(&mut test)
 }
 
-/// Format, lints, documentation, tidy, and the tests last.
+/// Format, lints, documentation, tidy, a short run of the fuzz targets where there is libFuzzer, and
+/// the tests last.
 ///
 /// # Errors
 /// The first check that fails.
@@ -55,6 +56,10 @@ pub(crate) fn ci() -> Result<()> {
     cargo::run(&mut doc)?;
     eprintln!("ci: tidy");
     tidy::run()?;
+    if cfg!(unix) {
+        eprintln!("ci: fuzz");
+        fuzz::run(&fuzz::Options::short())?;
+    }
     eprintln!("ci: tests");
     test()
 }

@@ -14,6 +14,9 @@ const TARGETS: [&str; 5] = ["message", "request", "manifest", "gguf", "folder"];
 /// Seconds for each target when nothing else is said.
 const SECONDS: u64 = 60;
 
+/// Seconds for each target among the checks of a change.
+const SHORT_SECONDS: u64 = 10;
+
 /// Coverage counters and traced comparisons for libFuzzer: what its driver asks of LLVM.
 const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -25,15 +28,22 @@ const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-cov
 pub(crate) struct Options {
     targets: Vec<String>,
     seconds: u64,
+    /// Where the made-up inputs begin; by chance when absent.
+    seed: Option<u32>,
 }
 
 impl Options {
+    /// A short run of all targets that begins with the same inputs every time.
+    pub(crate) fn short() -> Self {
+        Self { targets: all(), seconds: SHORT_SECONDS, seed: Some(1) }
+    }
+
     /// Reads the command line after `fuzz`.
     ///
     /// # Errors
     /// An unknown target or option.
     pub(crate) fn parse(args: &[String]) -> Result<Self> {
-        let mut options = Self { targets: Vec::new(), seconds: SECONDS };
+        let mut options = Self { targets: Vec::new(), seconds: SECONDS, seed: None };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             if arg == "--seconds" {
@@ -47,10 +57,14 @@ impl Options {
             }
         }
         if options.targets.is_empty() {
-            options.targets = TARGETS.iter().map(|&name| name.to_owned()).collect();
+            options.targets = all();
         }
         Ok(options)
     }
+}
+
+fn all() -> Vec<String> {
+    TARGETS.iter().map(|&name| name.to_owned()).collect()
 }
 
 /// Builds the targets and runs each for its time, beginning with the kept inputs. New inputs that
@@ -79,6 +93,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             fuzzer.arg(&golden);
         }
         fuzzer.arg(format!("-max_total_time={}", options.seconds));
+        if let Some(seed) = options.seed {
+            fuzzer.arg(format!("-seed={seed}"));
+        }
         fuzzer.arg(format!("-artifact_prefix={}/{name}-", artifacts.display()));
         fuzzer.args(["-timeout=20", "-rss_limit_mb=2048", "-print_final_stats=1", "-verbosity=0"]);
         eprintln!("fuzz: {name} for {} s", options.seconds);
@@ -143,7 +160,7 @@ mod tests {
         let all = parse(&[]).expect("all targets");
         assert_eq!((all.targets.len(), all.seconds), (TARGETS.len(), SECONDS));
         let one = parse(&["gguf", "--seconds", "5"]).expect("one target");
-        assert_eq!(one, Options { targets: vec!["gguf".to_owned()], seconds: 5 });
+        assert_eq!(one, Options { targets: vec!["gguf".to_owned()], seconds: 5, seed: None });
         for wrong in [&["gguff"][..], &["--seconds"], &["--seconds", "many"], &["--quick"]] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }

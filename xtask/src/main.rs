@@ -29,7 +29,8 @@ Commands:
           --prompt TEXT   what to ask            --stages N   how many stages (2)
           --json          print one JSON object as the last line of standard output
   test    set up, build `stagebus`, run all tests
-  ci      format, lints, documentation, tidy, then all tests: what .ci/run calls
+  ci      format, lints, documentation, tidy, a minute of fuzzing, then all tests: what .ci/run
+          calls
   fuzz    feed made-up bytes to everything that reads bytes from elsewhere; needs a C++ compiler
           TARGET ...      message, request, manifest, gguf, folder (all)
           --seconds N     how long each (60)
