@@ -3,9 +3,11 @@
 //! that sessions give way and are replayed.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use serde::Serialize;
+use stagebus_schemas::messages::fleet::CoordinatorAnnouncement;
 
 use super::contestant::{self, Contestant, Kind};
 use super::matrix::MANY;
@@ -26,6 +28,9 @@ const CRAMPED_MIB: u64 = 14;
 /// Rows of a micro-batch there, and so most rows of a part of a prompt.
 const CRAMPED_ROWS: u32 = 40;
 
+/// Longest wait for an announcement.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// What was compared.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Identity {
@@ -45,9 +50,17 @@ pub struct Identity {
     pub cached_tokens: u32,
     /// Prompts, by number, whose tokens on the cramped fleet, beside 15 others, differ.
     pub differ_cramped: Vec<usize>,
+    /// Times that a session gave way there and was replayed; without any, nothing was shown of that.
+    pub n_replays: u64,
 }
 
 impl Identity {
+    /// Whether tokens were drafted and sessions gave way: without, equality shows little.
+    #[must_use]
+    pub fn shows_all(&self) -> bool {
+        self.drafted_tokens > 0 && self.n_replays > 0
+    }
+
     /// Share of the prompts whose tokens were always the same.
     #[must_use]
     pub fn share(&self) -> Option<f64> {
@@ -79,6 +92,7 @@ pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::R
         drafted_tokens: 0,
         cached_tokens: 0,
         differ_cramped: Vec::new(),
+        n_replays: 0,
     };
     let Some(fleet) = contestant.fleet() else { return Ok(identity) };
     context.note(&format!("comparing the tokens of {n_prompts} prompts"));
@@ -104,18 +118,20 @@ pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::R
         identity.differ_with_speculation = differing(&alone, &drafted);
         identity.drafted_tokens = drafted.iter().map(|served| served.usage.drafted_tokens).sum();
     }
-    if let Some(cramped) = cramped(context, contestant.kind(), &plain).await? {
+    if let Some((cramped, n_replays)) = cramped(context, contestant.kind(), &plain).await? {
         identity.differ_cramped = differing(&alone, &cramped);
+        identity.n_replays = n_replays;
     }
     Ok(identity)
 }
 
-/// The answers of a fresh fleet with little KV memory, 16 at the same time.
+/// The answers of a fresh fleet with little KV memory, 16 at the same time, and how often a session
+/// was replayed.
 async fn cramped(
     context: &Context,
     kind: Kind,
     asks: &[Ask<'_>],
-) -> anyhow::Result<Option<Vec<Served>>> {
+) -> anyhow::Result<Option<(Vec<Served>, u64)>> {
     let settings = [
         format!("worker.kv_memory_mib={CRAMPED_MIB}"),
         format!("worker.batch_rows={CRAMPED_ROWS}"),
@@ -128,8 +144,18 @@ async fn cramped(
     let fleet = NodeFleet::start(&plan).await?;
     fleet.join_cores().await?;
     let served = load::users(&fleet, MANY, asks).await?;
+    let n_replays = n_replays(&fleet).await?;
     fleet.end().await?;
-    Ok(Some(served))
+    Ok(Some((served, n_replays)))
+}
+
+/// What the coordinator's next announcement says of replayed sessions.
+async fn n_replays(fleet: &NodeFleet) -> anyhow::Result<u64> {
+    let subject = fleet.subjects().coordinator_all();
+    let mut announcements = fleet.bus().subscribe(&subject).await?;
+    let heard = tokio::time::timeout(PATIENCE, announcements.next()).await?;
+    let heard = heard.context("the connection is closed")?;
+    Ok(heard.decode::<CoordinatorAnnouncement>()?.recoveries)
 }
 
 /// Numbers of the answers whose tokens differ.
@@ -164,6 +190,7 @@ mod tests {
             drafted_tokens: 9,
             cached_tokens: 32,
             differ_cramped: vec![2],
+            n_replays: 1,
         };
         assert_eq!(identity.share(), Some(0.5));
         assert_eq!(Identity { n_prompts: 0, ..identity }.share(), None);

@@ -218,8 +218,8 @@ impl Evidence<'_> {
         let n_differing: usize = self.ours().map(|round| round.n_differing).sum();
         let how = format!(
             "{} prompts x {} tokens on {}: {} differ beside 15 others, {} with speculation ({} \
-             tokens drafted), {} on a fresh fleet with little KV memory and small chunks ({} tokens \
-             were cached for those compared with); {n_differing} answers of all timed turns differ \
+             tokens drafted), {} on a fresh fleet with little KV memory and small chunks ({} sessions \
+             gave way there, {} tokens were cached for those compared with); {n_differing} answers of all timed turns differ \
              from their first",
             identity.n_prompts,
             identity.max_tokens,
@@ -228,16 +228,17 @@ impl Evidence<'_> {
             identity.differ_with_speculation.len(),
             identity.drafted_tokens,
             identity.differ_cramped.len(),
+            identity.n_replays,
             identity.cached_tokens
         );
         match identity.share() {
-            Some(share) if share < 1.0 || identity.drafted_tokens > 0 => {
+            Some(share) if share < 1.0 || identity.shows_all() => {
                 // A timed answer that differs is as wrong as a compared one.
                 let share = if n_differing > 0 { share.min(1.0 - f64::EPSILON) } else { share };
                 IDENTICAL.measured(share, how)
             }
             Some(_) if n_differing > 0 => IDENTICAL.measured(1.0 - f64::EPSILON, how),
-            Some(_) => IDENTICAL.missing(format!("no token was drafted; else: {how}")),
+            Some(_) => IDENTICAL.missing(format!("not everything was tried: {how}")),
             None => IDENTICAL.missing("no prompts were compared: give --check-prompts"),
         }
     }
@@ -295,6 +296,7 @@ mod tests {
             drafted_tokens: 0,
             cached_tokens: 0,
             differ_cramped: vec![],
+            n_replays: 0,
         };
         let long_prompt = LongPrompt {
             kind,
