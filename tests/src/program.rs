@@ -22,6 +22,7 @@ const PANIC_EXIT: i32 = 101;
 pub struct Call {
     args: Vec<OsString>,
     env: Vec<(&'static str, OsString)>,
+    patience: Duration,
 }
 
 /// A call that has ended.
@@ -35,7 +36,18 @@ impl Call {
     /// A call with these arguments.
     #[must_use]
     pub fn new<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Self {
-        Self { args: args.into_iter().map(Into::into).collect(), env: Vec::new() }
+        Self {
+            args: args.into_iter().map(Into::into).collect(),
+            env: Vec::new(),
+            patience: PATIENCE,
+        }
+    }
+
+    /// Lets it take another time than four minutes.
+    #[must_use]
+    pub fn within(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// Adds an argument.
@@ -62,13 +74,13 @@ impl Call {
     /// Runs it to its end.
     ///
     /// # Errors
-    /// It does not start, or does not end in four minutes (it is killed then).
+    /// It does not start, or does not end in time (it is killed then).
     pub async fn run(self) -> Result<Ended> {
-        let call = self.shown();
+        let (call, patience) = (self.shown(), self.patience);
         let mut command = self.command()?;
-        let output = tokio::time::timeout(PATIENCE, command.output())
+        let output = tokio::time::timeout(patience, command.output())
             .await
-            .with_context(|| format!("`{call}` did not end within {PATIENCE:?}"))?
+            .with_context(|| format!("`{call}` did not end within {patience:?}"))?
             .with_context(|| format!("cannot run `{call}`"))?;
         Ok(Ended { call, output })
     }
@@ -161,6 +173,16 @@ impl Ended {
     pub fn json(&self) -> Result<Value> {
         serde_json::from_slice(&self.output.stdout)
             .with_context(|| format!("expected one JSON value\n{}", self.report()))
+    }
+
+    /// The JSON object in the last line of standard output.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn last_json(&self) -> Result<Value> {
+        let stdout = self.stdout();
+        serde_json::from_str(stdout.lines().next_back().unwrap_or_default())
+            .with_context(|| format!("expected a JSON value last\n{}", self.report()))
     }
 
     /// Everything about it, for a failed test.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use stagebus_bus::{Bus, BusOptions, EventStream};
+use stagebus_bus::{Bus, BusOptions, EventStream, StreamError};
 use stagebus_fleet::{FleetSpec, LocalFleet, Member};
 use stagebus_schemas::codec::{self, ContentType};
 use stagebus_schemas::ids::{StageIndex, WorkerId};
@@ -61,6 +61,8 @@ pub struct Told {
     pub troubles: Vec<Instant>,
     /// Why it failed, if it did.
     pub failure: Option<String>,
+    /// Whether it ended because its coordinator did.
+    pub is_orphan: bool,
 }
 
 impl FaultFleet {
@@ -114,6 +116,13 @@ impl FaultFleet {
     pub fn workers(&self, stage: usize) -> Vec<Member> {
         let members = self.processes.members().into_iter();
         members.filter(|member| member.stage == Some(stage)).collect()
+    }
+
+    /// The coordinators.
+    #[must_use]
+    pub fn coordinators(&self) -> Vec<Member> {
+        let members = self.processes.members().into_iter();
+        members.filter(|member| member.stage.is_none()).collect()
     }
 
     /// The worker of a stage that holds the only session, if it tells.
@@ -215,9 +224,9 @@ impl Asker {
 }
 
 impl Told {
-    /// Takes events until `n` of them have brought tokens, or the end.
+    /// Takes events until they have brought `n` tokens, or the end.
     pub async fn until(&mut self, stream: &mut EventStream, n: usize) {
-        while self.arrivals.len() < n && self.next(stream).await {}
+        while self.tokens.len() < n && self.next(stream).await {}
     }
 
     /// Takes all events.
@@ -231,6 +240,7 @@ impl Told {
             Ok(Some(event)) => event,
             Ok(None) => return false,
             Err(error) => {
+                self.is_orphan = matches!(error, StreamError::CoordinatorGone { .. });
                 self.failure = Some(error.to_string());
                 return false;
             }

@@ -9,6 +9,9 @@ use super::{Context, Dice};
 use crate::harness::output;
 use crate::harness::stats::Summary;
 
+/// Answers that may end before their fault strikes.
+const MAX_MISSED: usize = 100;
+
 /// What happens to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -26,7 +29,7 @@ pub struct Struck {
     pub stage: usize,
     /// What it was.
     pub strike: Strike,
-    /// Token event after which it came.
+    /// Token after which it came.
     pub after: usize,
     /// Whether the answer is that of the undisturbed run.
     pub identical: bool,
@@ -63,9 +66,15 @@ impl Kills {
 pub async fn run(context: &Context, fleet: &mut FaultFleet) -> anyhow::Result<Kills> {
     let mut dice = Dice::new(context.args.seed);
     let mut struck = Vec::with_capacity(context.args.kills);
-    for round in 0..context.args.kills {
+    let mut n_missed = 0;
+    while struck.len() < context.args.kills {
+        let round = struck.len();
         let strike = if cfg!(unix) && round % 4 >= 2 { Strike::Freeze } else { Strike::Kill };
-        let one = one(context, fleet, (round % N_STAGES, strike), &mut dice).await?;
+        let Some(one) = one(context, fleet, (round % N_STAGES, strike), &mut dice).await? else {
+            n_missed += 1;
+            anyhow::ensure!(n_missed < MAX_MISSED, "{n_missed} answers ended before their fault");
+            continue;
+        };
         output::note(context.quiet, &format!("fault {}: {one:?}", round + 1));
         struck.push(one);
     }
@@ -79,12 +88,13 @@ pub async fn run(context: &Context, fleet: &mut FaultFleet) -> anyhow::Result<Ki
     Ok(Kills { struck, prefill_ms })
 }
 
+/// One fault; nothing if the answer ended before it struck.
 async fn one(
     context: &Context,
     fleet: &mut FaultFleet,
     (stage, strike): (usize, Strike),
     dice: &mut Dice,
-) -> anyhow::Result<Struck> {
+) -> anyhow::Result<Option<Struck>> {
     // An answer that is over before the fault strikes shows nothing: take a long one.
     let long_enough = |answer: &Vec<u32>| answer.len() >= usize::from(context.args.tokens);
     let fitting: Vec<usize> =
@@ -97,7 +107,9 @@ async fn one(
     let mut told = Told::default();
     told.until(&mut stream, after).await;
     let Some(worker) = fleet.holder(stage).await else {
-        anyhow::bail!("nobody holds the session at stage {stage}: {told:?}")
+        told.rest(&mut stream).await;
+        anyhow::ensure!(told.failure.is_none(), "nobody holds the session: {told:?}");
+        return Ok(None);
     };
     // While the workers were asked, events came.
     let struck_at = Instant::now();
@@ -119,7 +131,7 @@ async fn one(
     let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
     let noticed = told.troubles.iter().find(|at| **at >= struck_at).copied();
     let resumed = noticed.and_then(|noticed| told.arrivals.iter().find(|at| **at > noticed));
-    Ok(Struck {
+    Ok(Some(Struck {
         stage,
         strike,
         after,
@@ -127,5 +139,5 @@ async fn one(
         noticed_ms: noticed.map(|noticed| ms(struck_at, noticed)),
         resumed_ms: noticed.zip(resumed).map(|(noticed, resumed)| ms(noticed, *resumed)),
         failure: told.failure,
-    })
+    }))
 }

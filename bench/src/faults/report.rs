@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::disconnects::Disconnects;
 use super::kills::{Kills, Strike, Struck};
-use super::rolling::Rolling;
+use super::rolling::{Asked, Rolling};
 use super::soak::Soak;
 use super::{Context, DEATH, KILLS, LEAKS, RESUME, ROLLING, SOAK, WEDGE};
 use crate::harness::claims::Claim;
@@ -84,15 +84,17 @@ impl FaultsReport {
         let soak = &self.soak;
         let faults: Vec<String> =
             soak.faults.iter().map(|(kind, n)| format!("{n} x {kind}")).collect();
-        let memory = soak.memory_bytes.map_or_else(String::new, |(first, last)| {
-            format!(", memory {} MiB, then {} MiB", first >> 20, last >> 20)
+        let memory = soak.memory().map_or_else(String::new, |(first, most, last)| {
+            let [first, most, last] = [first, most, last].map(|bytes| bytes >> 20);
+            format!("; memory {first} MiB after the first tenth, at most {most}, {last} at the end")
         });
         format!(
             "{kills}\nReading a prompt as long as the longest replay takes {:.0} ms.\n\n\
              {n} clients vanished: {left} sessions, tokens and steps left, all free after \
              {free_after_ms:.0} ms; {n_changed} of {n_neighbours} neighbours' answers changed.\n\
              {} workers replaced in {:.0} s: {} requests, {} failed, {} wrong. {:?}\n\
-             {:.0} s under load with {}: {} requests, {} failed, {} wrong{memory}. {:?}\n",
+             {:.0} s under load with {}: {} requests, {} ended with their coordinator, {} failed, \
+             {} wrong{memory}. {:?}\n",
             self.kills.prefill_ms,
             rolling.n_replaced,
             rolling.seconds,
@@ -103,6 +105,7 @@ impl FaultsReport {
             soak.seconds,
             faults.join(", "),
             soak.asked.n,
+            soak.asked.n_orphans,
             soak.asked.n_failed,
             soak.asked.n_wrong,
             soak.asked.failures,
@@ -186,7 +189,8 @@ fn leaks(disconnects: &Disconnects) -> Claim {
 }
 
 fn rolling_failures(rolling: &Rolling) -> Claim {
-    let bad = rolling.asked.n_failed + rolling.asked.n_wrong;
+    let Asked { n_failed, n_wrong, n_orphans, .. } = rolling.asked;
+    let bad = n_failed + n_wrong + n_orphans;
     let how = format!("{} requests, {} workers replaced", rolling.asked.n, rolling.n_replaced);
     ROLLING.measured(bad as f64, how)
 }

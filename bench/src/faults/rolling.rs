@@ -23,6 +23,8 @@ pub struct Asked {
     pub n_failed: usize,
     /// Answers with other tokens.
     pub n_wrong: usize,
+    /// Answers that ended with their coordinator; those with other tokens count as wrong as well.
+    pub n_orphans: usize,
     /// Some of the failures.
     pub failures: Vec<String>,
 }
@@ -48,6 +50,7 @@ impl Asked {
         self.n += other.n;
         self.n_failed += other.n_failed;
         self.n_wrong += other.n_wrong;
+        self.n_orphans += other.n_orphans;
         self.failures.extend(other.failures);
         self.failures.truncate(KEPT_FAILURES);
         self
@@ -74,6 +77,10 @@ pub(super) async fn user(
         }
         asked.n += 1;
         match told.failure {
+            Some(_) if told.is_orphan => {
+                asked.n_orphans += 1;
+                asked.n_wrong += usize::from(!context.answers[idx].starts_with(&told.tokens));
+            }
             Some(failure) => {
                 asked.n_failed += 1;
                 asked.failures.push(failure);

@@ -1,4 +1,7 @@
 //! Users who ask for a while, with a fault every so often.
+//!
+//! The death of a coordinator ends the answers under way: the client hears nothing more, says so, and
+//! asks again. Such answers are counted apart, and what had come of them must be right.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -20,12 +23,24 @@ pub struct Soak {
     pub faults: Vec<(&'static str, usize)>,
     /// The requests.
     pub asked: Asked,
-    /// Memory of all workers and coordinators after the first tenth and at the end, in bytes.
-    pub memory_bytes: Option<(u64, u64)>,
+    /// Memory of all workers and coordinators before each fault and at the end, in bytes; nothing
+    /// where the platform does not tell.
+    pub memory_bytes: Vec<u64>,
+}
+
+impl Soak {
+    /// Memory after the first tenth of the run, the most after that, and at the end, in bytes.
+    #[must_use]
+    pub fn memory(&self) -> Option<(u64, u64, u64)> {
+        let settled = self.memory_bytes.len().div_ceil(10);
+        let later =
+            self.memory_bytes.get(settled.min(self.memory_bytes.len().checked_sub(1)?)..)?;
+        Some((*later.first()?, later.iter().copied().max()?, *later.last()?))
+    }
 }
 
 /// Kinds of faults, in turn.
-const KINDS: [&str; 3] = ["worker killed", "worker frozen", "broker killed"];
+const KINDS: [&str; 4] = ["worker killed", "worker frozen", "broker killed", "coordinator killed"];
 
 /// How long a frozen worker stays so, and the broker away.
 const AWAY: Duration = Duration::from_secs(3);
@@ -47,7 +62,7 @@ pub async fn run(context: &Context, fleet: &mut FaultFleet) -> anyhow::Result<So
         struck
     };
     let (asked, struck) = tokio::join!(users, striking);
-    let (faults, memory_bytes) = struck?;
+    let Struck { faults, memory_bytes } = struck?;
     Ok(Soak {
         seconds: started.elapsed().as_secs_f64(),
         faults: KINDS.into_iter().zip(faults).collect(),
@@ -56,7 +71,11 @@ pub async fn run(context: &Context, fleet: &mut FaultFleet) -> anyhow::Result<So
     })
 }
 
-type Struck = ([usize; KINDS.len()], Option<(u64, u64)>);
+#[derive(Debug, Default)]
+struct Struck {
+    faults: [usize; KINDS.len()],
+    memory_bytes: Vec<u64>,
+}
 
 async fn strike(
     context: &Context,
@@ -66,21 +85,19 @@ async fn strike(
     let length = Duration::from_secs(context.args.soak);
     let every = Duration::from_secs(context.args.fault_every);
     let mut dice = Dice::new(context.args.seed + 1000);
-    let mut faults = [0; KINDS.len()];
-    let mut memory = None;
+    let mut struck = Struck::default();
     let mut next = started + every;
     while next < started + length {
         sleep_until(next).await;
-        let kind = faults.iter().sum::<usize>() % KINDS.len();
-        faults[kind] += 1;
+        struck.memory_bytes.extend(fleet.memory());
+        let kind = struck.faults.iter().sum::<usize>() % KINDS.len();
+        struck.faults[kind] += 1;
         one(fleet, kind, &mut dice).await?;
-        if memory.is_none() && started.elapsed() * 10 >= length {
-            memory = fleet.memory();
-        }
         next += every;
     }
     sleep_until(started + length).await;
-    Ok((faults, memory.zip(fleet.memory())))
+    struck.memory_bytes.extend(fleet.memory());
+    Ok(struck)
 }
 
 async fn one(fleet: &mut FaultFleet, kind: usize, dice: &mut Dice) -> anyhow::Result<()> {
@@ -97,6 +114,12 @@ async fn one(fleet: &mut FaultFleet, kind: usize, dice: &mut Dice) -> anyhow::Re
             fleet.processes.freeze(victim).await?;
             sleep(AWAY).await;
             fleet.processes.thaw(victim).await?;
+        }
+        3 => {
+            for coordinator in fleet.coordinators() {
+                fleet.processes.kill(&coordinator.name).await?;
+            }
+            fleet.processes.add_coordinator().await?;
         }
         _ => {
             if let Some(broker) = fleet.processes.broker() {

@@ -9,4 +9,5 @@ mod dice;
 mod disk;
 mod link;
 mod messages;
+mod soak;
 mod workers;
