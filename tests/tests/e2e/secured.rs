@@ -105,7 +105,7 @@ async fn a_fleet_with_keys_answers_whoever_has_one() -> Result<()> {
     let drain = with_key(Call::new(["drain", "--stage", "1", "--model", MODEL, "--within", "5"]));
     let told = drain.clone().arg(config(&keys, "client")).run().await?;
     ensure!(told.code() == REFUSED, "{}", told.report());
-    told.failure(&["publish", ".ctl"])?;
+    told.failure(&["subscribe", "_INBOX.operator."])?;
     drain.arg(config(&keys, "operator")).run().await?.success()?;
     fleet.processes.add_worker(1).await?;
     end_and_see_nobody_hurt(fleet).await
