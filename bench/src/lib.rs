@@ -6,7 +6,7 @@
 //! - [`link`]: a slow, narrow or lossy way to a broker, for the scenarios over wide areas.
 //! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
 //! - One module per scenario: [`parity`], [`users`], [`speculation`], [`head`], [`prefill`],
-//!   [`long`], [`faults`], [`hop`], [`link::accuracy`]. A scenario checks tokens first, measures its variants in
+//!   [`long`], [`faults`], [`hop`], [`link::accuracy`], [`wire`]. A scenario checks tokens first, measures its variants in
 //!   turn within one run, and ends with its claims.
 //! - [`all`]: every scenario in a process of its own, and a folder of results.
 //!
@@ -43,6 +43,7 @@ pub mod rewind_once;
 pub mod shard_once;
 pub mod speculation;
 pub mod users;
+pub mod wire;
 
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
@@ -93,6 +94,7 @@ const SCENARIOS: &[Listed] = &[
     Listed { name: "head", claims: head::CLAIMS, quick: &["--rounds", "1", "--tokens", "16"] },
     Listed { name: "prefill", claims: prefill::CLAIMS, quick: &["--rounds", "1"] },
     Listed { name: "long", claims: long::CLAIMS, quick: &["--tokens", "512"] },
+    Listed { name: "wire", claims: wire::CLAIMS, quick: &["--quick"] },
     Listed { name: "faults", claims: faults::CLAIMS, quick: &["--quick"] },
     Listed { name: "hop", claims: hop::CLAIMS, quick: &["--rounds", "1", "--messages", "50"] },
     Listed { name: "link", claims: link::accuracy::CLAIMS, quick: &["--pings", "20"] },
@@ -120,6 +122,8 @@ enum Scenario {
     Hop(hop::HopArgs),
     /// The link emulator: delays and rates asked for against measured
     Link(link::accuracy::LinkArgs),
+    /// Number formats of the hidden states on the wire: bytes, time, and what they change
+    Wire(wire::WireArgs),
     /// Decodes turn by turn through the engine (started by the scenarios)
     #[command(hide = true)]
     EngineDecode(engine_decode::EngineDecodeArgs),
@@ -153,6 +157,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Hop(args)) => Box::pin(hop::run(args, quiet)).await,
             Some(Scenario::Link(args)) => link::accuracy::run(&args, quiet),
             Some(Scenario::All(args)) => Box::pin(all::run(args, SCENARIOS, quiet)).await,
+            Some(Scenario::Wire(args)) => Box::pin(wire::run(args, quiet)).await,
             Some(Scenario::EngineDecode(args)) => engine_decode::run(args).await,
             Some(Scenario::ShardOnce(args)) => shard_once::run(args).await,
             Some(Scenario::RewindOnce(args)) => rewind_once::run(args).await,

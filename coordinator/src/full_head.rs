@@ -33,7 +33,7 @@ pub(crate) fn choose(
     if sampling.needs_history() {
         session.prompt.iter().chain(&session.output).for_each(|token| history.push(*token));
     }
-    let row_bytes = vocab_size as usize * Dtype::F32.size_bytes();
+    let row_bytes = Dtype::F32.row_bytes(vocab_size as usize);
     let mut row = Vec::with_capacity(vocab_size as usize);
     let mut rows = Vec::with_capacity(wanted.len());
     for (index, (pos, bytes)) in wanted.iter().zip(logits.data.chunks_exact(row_bytes)).enumerate()

@@ -61,7 +61,7 @@ fn tensors_are_bin_and_not_arrays() {
             n_tensors += 1;
         }
     }
-    assert_eq!(n_tensors, 3);
+    assert_eq!(n_tensors, 4);
 }
 
 #[test]

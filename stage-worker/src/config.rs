@@ -127,8 +127,8 @@ pub struct WorkerSettings {
     pub properties: BTreeMap<String, String>,
     /// What the test engine does besides computing.
     pub test: TestSettings,
-    /// Number format of hidden states on the wire: `f32`, `f16` or `bf16`. The shorter ones halve
-    /// the traffic and round.
+    /// Number format of the hidden states that this worker sends: `f32`, `f16`, `bf16` or `int8`. The
+    /// shorter ones spare traffic and round.
     pub wire_dtype: Dtype,
     /// Most sessions held; more are answered "overloaded".
     pub max_sessions: usize,

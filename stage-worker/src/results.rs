@@ -19,7 +19,6 @@ use stagebus_schemas::tensor::{Dtype, Tensor};
 use stagebus_schemas::version::MessageVersion;
 
 use crate::heads::{Chosen, HeadError, Heads};
-use crate::rows::hidden_bytes;
 use crate::sessions::Route;
 use crate::stage::Stage;
 
@@ -185,7 +184,7 @@ pub(crate) fn output(
     match (output, &job.route.next_subject) {
         (StageOutput::Hidden(hidden), Some(_)) => {
             check_len(hidden.len(), rows.len() * stage.hidden_dim)?;
-            Ok(Output { hidden: hidden_bytes(hidden, dtype), ..Output::default() })
+            Ok(Output { hidden: dtype.encode(hidden, stage.hidden_dim), ..Output::default() })
         }
         (StageOutput::Logits(logits), None) => {
             check_len(logits.len(), job.wanted_in(rows).len() * stage.vocab_size)?;
@@ -375,7 +374,7 @@ fn logits_tensor(stage: &Stage, step: &Step, logits: &[f32]) -> Option<Tensor> {
         dtype: Dtype::F32,
         n_rows: u32_of(step.wanted.len()),
         hidden_dim: u32_of(stage.vocab_size),
-        data: hidden_bytes(logits, Dtype::F32).into(),
+        data: Dtype::F32.encode(logits, stage.vocab_size).into(),
     })
 }
 

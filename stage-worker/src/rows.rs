@@ -1,13 +1,11 @@
-//! Checks of what the rows of a forward message claim, and their conversion to the engine's form.
+//! Checks of what the rows of a forward message claim.
 //!
 //! The codec has checked what every message must hold (row counts, tensor length); here it meets
 //! the stage: does it take a tensor, of which width, and are tokens and positions inside the
 //! model.
 
-use half::{bf16, f16};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::messages::forward::{Forward, Step};
-use stagebus_schemas::tensor::{Dtype, Tensor};
 
 use crate::stage::Stage;
 
@@ -58,34 +56,6 @@ pub(crate) fn check_step(stage: &Stage, step: &Step) -> Result<(), ErrorReply> {
     Ok(())
 }
 
-/// Converts `n_rows` rows of a tensor from row `first` on, to `[n_rows, hidden_dim]` row-major.
-/// Rows that the tensor does not hold are left out.
-pub(crate) fn hidden_rows(tensor: &Tensor, first: usize, n_rows: usize) -> Vec<f32> {
-    let row_bytes = tensor.hidden_dim as usize * tensor.dtype.size_bytes();
-    let end = ((first + n_rows) * row_bytes).min(tensor.data.len());
-    let bytes = tensor.data.get(first * row_bytes..end).unwrap_or_default();
-    match tensor.dtype {
-        Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        Dtype::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).into()).collect(),
-        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).into()).collect(),
-    }
-}
-
-/// Converts hidden states to the bytes of a tensor.
-pub(crate) fn hidden_bytes(hidden: &[f32], dtype: Dtype) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(hidden.len() * dtype.size_bytes());
-    match dtype {
-        Dtype::F32 => hidden.iter().for_each(|x| bytes.extend_from_slice(&x.to_le_bytes())),
-        Dtype::F16 => {
-            hidden.iter().for_each(|x| bytes.extend_from_slice(&f16::from_f32(*x).to_le_bytes()));
-        }
-        Dtype::Bf16 => {
-            hidden.iter().for_each(|x| bytes.extend_from_slice(&bf16::from_f32(*x).to_le_bytes()));
-        }
-    }
-    bytes
-}
-
 fn invalid(message: String) -> ErrorReply {
     ErrorReply::new(ErrorClass::InvalidRequest, message)
 }
@@ -94,38 +64,20 @@ fn invalid(message: String) -> ErrorReply {
 mod tests {
     use stagebus_schemas::ids::{Epoch, SessionId, StepNumber};
     use stagebus_schemas::messages::forward::Phase;
+    use stagebus_schemas::tensor::{Dtype, Tensor};
     use stagebus_schemas::version::MessageVersion;
 
     use super::*;
     use crate::stage_fixture::{HIDDEN_DIM, stage};
 
-    fn tensor(dtype: Dtype, n_rows: u32, hidden_dim: u32, hidden: &[f32]) -> Tensor {
-        Tensor { dtype, n_rows, hidden_dim, data: hidden_bytes(hidden, dtype).into() }
-    }
-
-    #[test]
-    fn each_dtype_carries_rows_in_place() {
-        let hidden = [0.5, -2.0, 3.25, 1024.0, -0.0, 7.0];
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            let tensor = tensor(dtype, 3, 2, &hidden);
-            tensor.validate().expect("length fits");
-            for first in 0..3 {
-                for n_rows in 0..=3 - first {
-                    let expected = &hidden[first * 2..(first + n_rows) * 2];
-                    assert_eq!(hidden_rows(&tensor, first, n_rows), expected, "{dtype:?}");
-                }
-            }
-            assert_eq!(hidden_rows(&tensor, 2, 9), &hidden[4..]);
-            assert_eq!(hidden_rows(&tensor, 9, 1), Vec::<f32>::new());
-        }
-    }
-
     #[test]
     fn the_first_stage_takes_ids_and_the_others_rows_of_their_width() {
         let check = |index: u16, hidden_dim: Option<usize>| {
-            let hidden = hidden_dim.map(|dim| {
-                let width = u32::try_from(dim).expect("small");
-                tensor(Dtype::F32, 1, width, &vec![0.0; dim])
+            let hidden = hidden_dim.map(|dim| Tensor {
+                dtype: Dtype::F32,
+                n_rows: 1,
+                hidden_dim: u32::try_from(dim).expect("small"),
+                data: Dtype::F32.encode(&vec![0.0; dim], dim).into(),
             });
             let forward =
                 Forward { version: MessageVersion::CURRENT, from: None, steps: vec![], hidden };

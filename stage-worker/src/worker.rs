@@ -26,7 +26,7 @@ use stagebus_schemas::version::MessageVersion;
 
 use crate::inference::{Command, CommandError, Inference, InferenceEvent};
 use crate::results::{self, Job, Outgoing, u32_of};
-use crate::rows::{check_message, check_step, hidden_rows};
+use crate::rows::{check_message, check_step};
 use crate::sessions::{Admission, RETRY_AFTER_MS, Route, Sessions};
 use crate::stage::Stage;
 
@@ -212,10 +212,8 @@ impl Worker {
             match self.judge(&step, forward.from.as_ref(), &fits, u32_of(jobs.len())) {
                 Ok(Some(route)) => {
                     self.sessions.advance(step.session, now);
-                    let hidden = forward
-                        .hidden
-                        .as_ref()
-                        .map(|tensor| hidden_rows(tensor, rows.start, rows.len()));
+                    let hidden =
+                        forward.hidden.as_ref().map(|tensor| tensor.rows(rows.start, rows.len()));
                     jobs.push(Job::new(step, hidden, route, incoming.arrived));
                 }
                 Ok(None) => {

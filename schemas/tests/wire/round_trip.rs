@@ -91,7 +91,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 pub(crate) fn forward() -> impl Strategy<Value = Forward> {
-    let dtype = prop::sample::select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16]);
+    let dtype = prop::sample::select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Int8]);
     let tensor = option::of((dtype, 1_u32..20, any::<u8>()));
     (option::of(worker()), vec(step(), 1..4), tensor).prop_map(|(from, steps, tensor)| {
         let n_rows: usize = steps.iter().map(|step| step.tokens.len()).sum();
@@ -99,7 +99,7 @@ pub(crate) fn forward() -> impl Strategy<Value = Forward> {
             dtype,
             n_rows: u32::try_from(n_rows).expect("few rows"),
             hidden_dim,
-            data: vec![fill; n_rows * hidden_dim as usize * dtype.size_bytes()].into(),
+            data: vec![fill; n_rows * dtype.row_bytes(hidden_dim as usize)].into(),
         });
         Forward { version: MessageVersion::CURRENT, from, steps, hidden }
     })

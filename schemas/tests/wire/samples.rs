@@ -47,6 +47,7 @@ pub(crate) fn all() -> Vec<Sample> {
         sample("forward_f32", &forward(Dtype::F32)),
         sample("forward_f16", &forward(Dtype::F16)),
         sample("forward_bf16", &forward(Dtype::Bf16)),
+        sample("forward_int8", &forward(Dtype::Int8)),
         sample("head", &head()),
         sample("control_open", &action(ControlAction::Open(open()))),
         sample("control_close", &action(ControlAction::Close(close))),
@@ -134,7 +135,7 @@ pub(crate) fn forward(dtype: Dtype) -> Forward {
         wanted,
         trace: vec![trace(0)],
     };
-    let n_bytes = 3 * hidden_dim as usize * dtype.size_bytes();
+    let n_bytes = 3 * dtype.row_bytes(hidden_dim as usize);
     let data: Vec<u8> = (0..=u8::MAX).cycle().take(n_bytes).collect();
     Forward {
         version: MessageVersion::CURRENT,

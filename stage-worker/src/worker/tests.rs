@@ -13,7 +13,6 @@ use stagebus_schemas::messages::sampling::Sampling;
 use stagebus_schemas::tensor::{Dtype, Tensor};
 
 use super::*;
-use crate::rows::hidden_bytes;
 use crate::stage_fixture::{FINGERPRINT, HIDDEN_DIM, stage, worker as worker_id};
 
 const QUEUE: u32 = 3;
@@ -188,7 +187,7 @@ fn forward(steps: Vec<Step>, hidden_dim: usize) -> Forward {
             dtype: Dtype::F32,
             n_rows: u32_of(n_rows),
             hidden_dim: u32_of(hidden_dim),
-            data: hidden_bytes(&hidden, Dtype::F32).into(),
+            data: Dtype::F32.encode(&hidden, hidden_dim).into(),
         }),
     }
 }

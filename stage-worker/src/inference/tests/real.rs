@@ -146,7 +146,7 @@ impl Driver {
             let Some(logits) = step.logits.filter(|_| step.epoch.number() == talk.epoch) else {
                 continue;
             };
-            let numbers = crate::rows::hidden_rows(&logits, 0, 1);
+            let numbers = logits.rows(0, 1);
             let token = stagebus_engine::argmax::greedy(&numbers).expect("a token");
             talk.output.push((token, Sha256::digest(&logits.data).into()));
             if talk.output.len() == N_TOKENS {
