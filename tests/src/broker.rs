@@ -1,4 +1,4 @@
-//! A broker that was started without our configuration.
+//! A broker that was not started by a fleet.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,23 +10,48 @@ use tokio::process::{Child, Command};
 
 use crate::wait;
 
-/// A `nats-server` with its own defaults, so without JetStream; killed when dropped.
+/// A `nats-server`; killed when dropped.
 #[derive(Debug)]
 pub struct PlainBroker {
     url: String,
-    _server: Child,
+    server: Child,
     _folder: TempDir,
 }
 
 impl PlainBroker {
-    /// Starts it on a free port of the loopback interface.
+    /// Starts it with its own defaults, so without JetStream, on a free port of the loopback
+    /// interface.
     ///
     /// # Errors
     /// It does not start.
     pub async fn start() -> Result<Self> {
+        Self::launch(None).await
+    }
+
+    /// The same with a configuration file.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start_with(configuration: &Path) -> Result<Self> {
+        Self::launch(Some(configuration)).await
+    }
+
+    /// Ends it without a warning.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub async fn kill(mut self) -> Result<()> {
+        Ok(self.server.kill().await?)
+    }
+
+    async fn launch(configuration: Option<&Path>) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let server = stagebus_settings::find_nats_server()?;
-        let mut command = Command::new(server);
+        let mut command = Command::new(std::path::absolute(server)?);
+        command.current_dir(folder.path());
+        if let Some(configuration) = configuration {
+            command.arg("-c").arg(configuration);
+        }
         command.args(["-a", "127.0.0.1", "-p", "-1", "--ports_file_dir"]).arg(folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut server = command.kill_on_drop(true).spawn().context("nats-server starts")?;
@@ -36,7 +61,7 @@ impl PlainBroker {
             Ok(address(&folder.path().join(&file)))
         })
         .await?;
-        Ok(Self { url, _server: server, _folder: folder })
+        Ok(Self { url, server, _folder: folder })
     }
 
     /// Its address.

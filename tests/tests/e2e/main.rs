@@ -18,3 +18,4 @@ mod secured;
 mod sessions;
 mod speculation;
 mod stages_on_the_wire;
+mod two_sites;
