@@ -191,7 +191,7 @@ async fn measure(
 /// The message from one stage to the next with so many rows.
 fn message(n_rows: u32, width: u32) -> anyhow::Result<Bytes> {
     let mut dice = Dice::new(u64::from(n_rows) * u64::from(width));
-    let n_bytes = n_rows as usize * width as usize * Dtype::F32.size_bytes();
+    let n_bytes = n_rows as usize * Dtype::F32.row_bytes(width as usize);
     let data: Vec<u8> = (0..n_bytes).map(|_| dice.below(256) as u8).collect();
     let step = Step {
         session: SessionId::from_u64(7),

@@ -145,25 +145,25 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
     if args.list {
         return Ok(output::print(&harness::claims::list(SCENARIOS, args.json)?)?);
     }
-    let work = async {
+    let work = Box::pin(async {
         match args.scenario {
             Some(Scenario::Parity(args)) => parity::run(*args, quiet).await,
             Some(Scenario::Users(args)) => users::run(*args, quiet).await,
             Some(Scenario::Speculation(args)) => speculation::run(*args, quiet).await,
             Some(Scenario::Faults(args)) => faults::run(*args, quiet).await,
-            Some(Scenario::Head(args)) => Box::pin(head::run(args, quiet)).await,
-            Some(Scenario::Prefill(args)) => Box::pin(prefill::run(args, quiet)).await,
-            Some(Scenario::Long(args)) => Box::pin(long::run(args, quiet)).await,
-            Some(Scenario::Hop(args)) => Box::pin(hop::run(args, quiet)).await,
+            Some(Scenario::Head(args)) => head::run(args, quiet).await,
+            Some(Scenario::Prefill(args)) => prefill::run(args, quiet).await,
+            Some(Scenario::Long(args)) => long::run(args, quiet).await,
+            Some(Scenario::Hop(args)) => hop::run(args, quiet).await,
             Some(Scenario::Link(args)) => link::accuracy::run(&args, quiet),
-            Some(Scenario::All(args)) => Box::pin(all::run(args, SCENARIOS, quiet)).await,
-            Some(Scenario::Wire(args)) => Box::pin(wire::run(args, quiet)).await,
+            Some(Scenario::All(args)) => all::run(args, SCENARIOS, quiet).await,
+            Some(Scenario::Wire(args)) => wire::run(args, quiet).await,
             Some(Scenario::EngineDecode(args)) => engine_decode::run(args).await,
             Some(Scenario::ShardOnce(args)) => shard_once::run(args).await,
             Some(Scenario::RewindOnce(args)) => rewind_once::run(args).await,
             None => Ok(()),
         }
-    };
+    });
     tokio::select! {
         result = work => result,
         // Every child is killed with the handles that the dropped work held.
