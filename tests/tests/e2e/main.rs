@@ -9,6 +9,7 @@ mod faults;
 mod foreign_client;
 mod gguf_edit;
 mod jobs;
+mod links;
 mod prompts;
 mod reference;
 mod requests;
