@@ -58,7 +58,8 @@ impl ShardSets {
             }
             let out = folder.join(format!("set-{n_stages}-{weights}"));
             let model = model.to_owned();
-            let args = ShardOnceArgs { model, stages: n_stages, weights, out: out.clone() };
+            let args =
+                ShardOnceArgs { model, stages: n_stages, weights, split: None, out: out.clone() };
             shard_once::in_child(&args).await?;
             sets.0.insert((n_stages, weights.as_str()), out);
         }

@@ -3,14 +3,18 @@
 //! Prompts run in chunks, and the chunks of one prompt follow each other through the stages: while
 //! the second stage runs a chunk, the first one runs the next. Every timed prompt is new, so that no
 //! known prefix shortens it.
+//!
+//! By default stages cost alike when decoding: the last one has fewer layers, for the head. A prompt
+//! needs the head for its last row only, so the first stage holds it up. A fleet whose stages have
+//! equally many layers stands beside.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use stagebus_shards::WeightMode;
 use stagebus_shards::text::TextModel;
+use stagebus_shards::{ShardSet, WeightMode};
 
 use crate::harness::claims::{self, Bound, Claim, Target};
 use crate::harness::machine::Machine;
@@ -18,9 +22,10 @@ use crate::harness::stats::{Summary, median};
 use crate::harness::table::{number, table};
 use crate::harness::{interleave, output};
 use crate::load::{self, Ask};
-use crate::measured_model::{self, ShardSets};
+use crate::measured_model;
 use crate::node_fleet::{NodeFleet, NodePlan};
 use crate::prompts;
+use crate::shard_once::{self, ShardOnceArgs};
 
 const TWO_NODES: Target = Target {
     name: "prefill2k_two_nodes_vs_one",
@@ -75,11 +80,25 @@ pub struct PrefillArgs {
     json: bool,
 }
 
+/// Shards of a fleet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Cut {
+    /// Layers of each stage.
+    layers: Vec<usize>,
+    /// Whether that is the default.
+    is_default: bool,
+    shards: PathBuf,
+}
+
 /// Times of one length on one fleet.
 #[derive(Debug, Serialize)]
 pub struct PrefillPoint {
     /// Stages, each on a node.
     pub n_stages: usize,
+    /// Layers of each stage.
+    pub layers: Vec<usize>,
+    /// Whether the stages are those that the sharder makes by default.
+    pub default_split: bool,
     /// Tokens of the prompts.
     pub n_tokens: usize,
     /// Times to the first token, in milliseconds.
@@ -105,6 +124,7 @@ pub struct PrefillReport {
 /// A fleet with its times so far.
 #[derive(Debug)]
 struct Contestant {
+    cut: Cut,
     fleet: NodeFleet,
     /// By length, by round.
     ttft_ms: Vec<Vec<f64>>,
@@ -125,17 +145,16 @@ pub async fn run(mut args: PrefillArgs, quiet: bool) -> anyhow::Result<()> {
     let mut machine = Machine::look();
     let model = measured_model::find(args.model.as_deref())?;
     output::note(quiet, "sharding");
-    let kinds = args.stages.iter().map(|&n_stages| (n_stages, args.weights));
-    let sets = ShardSets::make(&model, folder.path(), kinds).await?;
-    let text = prompts::text_model(sets.get(args.stages[0], args.weights)?)?;
+    let cuts = cuts(&args, &model, folder.path()).await?;
+    let text = prompts::text_model(&cuts[0].shards)?;
     output::note(quiet, "checking tokens in the exact profile");
-    check(&args, (&sets, &machine), &text).await?;
+    check(&args, (&cuts, &machine), &text).await?;
     let mut contestants = Vec::new();
-    for &n_stages in &args.stages {
-        let plan = plan(&args, (&sets, &machine), n_stages, None)?;
-        let fleet = NodeFleet::start(&plan).await?;
+    for cut in cuts {
+        let fleet = NodeFleet::start(&plan(&args, &cut, &machine, None)).await?;
         warm_up(&fleet, &text).await?;
-        contestants.push(Contestant { fleet, ttft_ms: vec![Vec::new(); args.lengths.len()] });
+        let ttft_ms = vec![Vec::new(); args.lengths.len()];
+        contestants.push(Contestant { cut, fleet, ttft_ms });
     }
     interleave(args.rounds.into(), &mut contestants, async |contestant, round| {
         output::note(quiet, &format!("round {}", round + 1));
@@ -168,26 +187,59 @@ pub async fn run(mut args: PrefillArgs, quiet: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn plan(
+/// Shards the model for every number of stages, by default and evenly.
+async fn cuts(args: &PrefillArgs, model: &Path, folder: &Path) -> anyhow::Result<Vec<Cut>> {
+    let mut cuts: Vec<Cut> = Vec::new();
+    for &stages in &args.stages {
+        let default = cut(args, model, (stages, None), folder).await?;
+        let n_layers: usize = default.layers.iter().sum();
+        let even = even(n_layers, stages);
+        let is_even = default.layers == even;
+        cuts.push(default);
+        if !is_even {
+            cuts.push(cut(args, model, (stages, Some(even)), folder).await?);
+        }
+    }
+    Ok(cuts)
+}
+
+async fn cut(
     args: &PrefillArgs,
-    (sets, machine): (&ShardSets, &Machine),
-    n_stages: usize,
-    profile: Option<&str>,
-) -> anyhow::Result<NodePlan> {
+    model: &Path,
+    (stages, split): (usize, Option<Vec<usize>>),
+    folder: &Path,
+) -> anyhow::Result<Cut> {
+    let is_default = split.is_none();
+    let name = if is_default { "default" } else { "even" };
+    let (model, out) = (model.to_owned(), folder.join(format!("set-{stages}-{name}")));
+    let order = ShardOnceArgs { model, stages, weights: args.weights, split, out: out.clone() };
+    shard_once::in_child(&order).await?;
+    let manifest = ShardSet::open(&out)?.manifest;
+    let layers = manifest.stages.iter().map(|stage| stage.end_layer - stage.first_layer);
+    Ok(Cut { layers: layers.collect(), is_default, shards: out })
+}
+
+/// Equally many layers for each stage; the first ones take what is left over.
+fn even(n_layers: usize, n_stages: usize) -> Vec<usize> {
+    let more = |stage: usize| usize::from(stage < n_layers % n_stages);
+    (0..n_stages).map(|stage| n_layers / n_stages + more(stage)).collect()
+}
+
+fn plan(args: &PrefillArgs, cut: &Cut, machine: &Machine, profile: Option<&str>) -> NodePlan {
     let profile = profile.map(|profile| format!("worker.profile={profile}"));
     let settings = profile.into_iter().chain(args.set.iter().cloned());
-    Ok(NodePlan::on_nodes(sets.get(n_stages, args.weights)?, n_stages, machine, settings))
+    NodePlan::on_nodes(&cut.shards, cut.layers.len(), machine, settings)
 }
 
 /// In the exact profile the number of stages changes no token.
 async fn check(
     args: &PrefillArgs,
-    ours: (&ShardSets, &Machine),
+    (cuts, machine): (&[Cut], &Machine),
     text: &TextModel,
 ) -> anyhow::Result<()> {
     let mut first: Option<Vec<Vec<u32>>> = None;
-    for &n_stages in &args.stages {
-        let fleet = NodeFleet::start(&plan(args, ours, n_stages, Some("exact"))?).await?;
+    for cut in cuts {
+        let fleet = NodeFleet::start(&plan(args, cut, machine, Some("exact"))).await?;
         let mut all = Vec::new();
         for &n_tokens in &args.lengths {
             let prompt = prompts::long(text, n_tokens, 0)?;
@@ -203,7 +255,8 @@ async fn check(
         let expected = first.get_or_insert_with(|| all.clone());
         anyhow::ensure!(
             *expected == all,
-            "{n_stages} stages give other tokens: {all:?}, expected {expected:?}"
+            "stages of {:?} layers give other tokens: {all:?}, expected {expected:?}",
+            cut.layers
         );
     }
     Ok(())
@@ -246,11 +299,13 @@ impl Contestant {
 
 fn points(args: &PrefillArgs, contestants: &[Contestant]) -> Vec<PrefillPoint> {
     let mut points = Vec::new();
-    for (&n_stages, contestant) in args.stages.iter().zip(contestants) {
+    for contestant in contestants {
         for (index, &n_tokens) in args.lengths.iter().enumerate() {
             let (times, base) = (&contestant.ttft_ms[index], &contestants[0].ttft_ms[index]);
             points.push(PrefillPoint {
-                n_stages,
+                n_stages: contestant.cut.layers.len(),
+                layers: contestant.cut.layers.clone(),
+                default_split: contestant.cut.is_default,
                 n_tokens,
                 ttft_ms: Summary::of(times.iter().copied()),
                 ratio: median(times.iter().zip(base).map(|(time, base)| time / base)),
@@ -261,15 +316,23 @@ fn points(args: &PrefillArgs, contestants: &[Contestant]) -> Vec<PrefillPoint> {
 }
 
 fn claim(points: &[PrefillPoint]) -> Claim {
-    let find = |n_stages| {
+    let find = |n_stages, default_split| {
         let mut found = points.iter().filter(|point| point.n_tokens == CLAIMED);
-        found.find(|point| point.n_stages == n_stages)
+        found.find(|point| (point.n_stages, point.default_split) == (n_stages, default_split))
     };
-    let (Some(one), Some(two)) = (find(1), find(2)) else {
+    let (Some(one), Some(two)) = (find(1, true), find(2, true)) else {
         return TWO_NODES.missing("needs --stages 1,2 and a length of 2000");
     };
     let ms = |point: &PrefillPoint| number(point.ttft_ms.map(|summary| summary.median), 0);
-    let how = format!("medians: {} ms on two nodes, {} ms on one", ms(two), ms(one));
+    let mut how = format!(
+        "medians: {} ms on two nodes with {:?} layers, the default, {} ms on one",
+        ms(two),
+        two.layers,
+        ms(one)
+    );
+    if let Some(even) = find(2, false) {
+        how.push_str(&format!("; {} with {:?} layers", number(even.ratio, 3), even.layers));
+    }
     match two.ratio {
         Some(ratio) => TWO_NODES.measured(ratio, how),
         None => TWO_NODES.missing("no round was timed"),
@@ -285,6 +348,7 @@ impl PrefillReport {
             let per_second = point.ttft_ms.map(|ms| point.n_tokens as f64 * 1e3 / ms.median);
             vec![
                 point.n_stages.to_string(),
+                format!("{:?}", point.layers),
                 point.n_tokens.to_string(),
                 ms(|summary| summary.min),
                 ms(|summary| summary.median),
@@ -293,8 +357,16 @@ impl PrefillReport {
                 number(point.ratio, 3),
             ]
         };
-        let header =
-            ["nodes", "prompt tokens", "TTFT ms min", "median", "p90", "tokens/s", "ratio"];
+        let header = [
+            "nodes",
+            "layers",
+            "prompt tokens",
+            "TTFT ms min",
+            "median",
+            "p90",
+            "tokens/s",
+            "ratio",
+        ];
         let tied = if self.tied { "a node is a core" } else { "nodes are not tied to cores" };
         format!(
             "{}, {} weights, {tied}\n{}\n",
@@ -309,16 +381,34 @@ impl PrefillReport {
 mod tests {
     use super::*;
 
-    fn point(n_stages: usize, n_tokens: usize, ratio: f64) -> PrefillPoint {
-        PrefillPoint { n_stages, n_tokens, ttft_ms: Summary::of([ratio * 1e3]), ratio: Some(ratio) }
+    fn point(layers: &[usize], n_tokens: usize, ratio: f64) -> PrefillPoint {
+        PrefillPoint {
+            n_stages: layers.len(),
+            layers: layers.to_vec(),
+            default_split: layers != [15, 15],
+            n_tokens,
+            ttft_ms: Summary::of([ratio * 1e3]),
+            ratio: Some(ratio),
+        }
     }
 
     #[test]
-    fn the_claim_is_for_the_long_prompt_on_two_nodes() {
-        let points = [point(1, 2000, 1.0), point(2, 500, 0.9), point(2, 2000, 0.55)];
+    fn the_claim_is_for_the_long_prompt_on_two_nodes_of_the_default_split() {
+        let points = [
+            point(&[30], 2000, 1.0),
+            point(&[18, 12], 500, 0.9),
+            point(&[15, 15], 2000, 0.5),
+            point(&[18, 12], 2000, 0.625),
+        ];
         let found = claim(&points);
-        assert_eq!((found.value, found.holds), (Some(0.55), Some(true)));
-        assert!(found.how.contains("550 ms on two nodes, 1000 ms on one"), "{}", found.how);
-        assert_eq!(claim(&points[..2]).holds, None);
+        assert_eq!((found.value, found.holds), (Some(0.625), Some(false)));
+        assert!(found.how.contains("0.500 with [15, 15] layers"), "{}", found.how);
+        assert_eq!(claim(&points[..3]).holds, None);
+    }
+
+    #[test]
+    fn even_stages_differ_by_one_layer_at_most() {
+        assert_eq!(even(30, 2), [15, 15]);
+        assert_eq!(even(32, 3), [11, 11, 10]);
     }
 }

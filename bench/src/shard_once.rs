@@ -26,6 +26,10 @@ pub struct ShardOnceArgs {
     #[arg(long, value_name = "MODE")]
     pub weights: WeightMode,
 
+    /// Layers of each stage [default: stages that cost alike when decoding]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub split: Option<Vec<usize>>,
+
     /// The folder to create
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
@@ -56,7 +60,7 @@ fn shard(args: ShardOnceArgs) -> anyhow::Result<Sharding> {
         source: args.model,
         out_dir: args.out,
         n_stages: args.stages,
-        split: None,
+        split: args.split,
         weights: args.weights,
         model_name: None,
         tokenizer_from: None,
@@ -77,10 +81,14 @@ fn shard(args: ShardOnceArgs) -> anyhow::Result<Sharding> {
 /// # Errors
 /// A child that does not start, or fails with what it says.
 pub async fn in_child(args: &ShardOnceArgs) -> anyhow::Result<Sharding> {
+    let split = args.split.iter().flatten().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let split = args.split.is_some().then(|| format!("--split={split}"));
     let output = tokio::process::Command::new(machine::this_program()?)
         .args(["bench", "shard-once", "--model"])
         .arg(&args.model)
-        .args(["--stages", &args.stages.to_string(), "--weights", args.weights.as_str(), "--out"])
+        .args(["--stages", &args.stages.to_string(), "--weights", args.weights.as_str()])
+        .args(split)
+        .arg("--out")
         .arg(&args.out)
         .stdin(Stdio::null())
         .kill_on_drop(true)

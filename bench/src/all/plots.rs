@@ -113,7 +113,7 @@ fn head(result: &Value) -> Plot {
 
 fn prefill(result: &Value) -> Plot {
     let points = rows(&result["points"]).filter_map(|point| {
-        let name = format!("{} nodes", point["n_stages"]);
+        let name = format!("{} nodes, layers {}", point["n_stages"], point["layers"]);
         Some((name, point["n_tokens"].as_f64()?, point["ttft_ms"]["median"].as_f64()?))
     });
     let axes = ("prompt tokens", "ms to the first token, median");

@@ -58,7 +58,8 @@ pub(super) async fn all(
     for (n_stages, weights) in exact.chain(others) {
         let out = folder.join(format!("set-{n_stages}-{weights}"));
         let model = context.model.clone();
-        let args = ShardOnceArgs { model, stages: n_stages, weights, out: out.clone() };
+        let args =
+            ShardOnceArgs { model, stages: n_stages, weights, split: None, out: out.clone() };
         let sharding = shard_once::in_child(&args).await?;
         context.sets.insert((n_stages, weights.as_str()), out);
         all.push(Sharded { n_stages, weights, sharding });
@@ -84,6 +85,7 @@ pub(super) async fn big(folder: &Path, quiet: bool) -> anyhow::Result<Vec<BigSha
             model: path.clone(),
             stages: 2,
             weights: WeightMode::Exact,
+            split: None,
             out: out.clone(),
         };
         let sharding = shard_once::in_child(&args).await?;
