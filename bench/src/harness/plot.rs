@@ -13,6 +13,9 @@ use plotters::prelude::{
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (760, 420);
 
+/// Above the bars is room for the legend, which names them.
+const LEGEND_ROOM: f64 = 1.5;
+
 /// Colours of the series in turn: Okabe and Ito's, which people who see few colours can tell apart.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -111,6 +114,7 @@ impl Plot {
     }
 
     fn bars(&self, svg: &mut String, bars: &[(String, f64)]) -> anyhow::Result<()> {
+        let highest = top(bars.iter().map(|bar| bar.1))?;
         let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         area.fill(&WHITE).map_err(failed)?;
         let mut chart = ChartBuilder::on(&area)
@@ -118,7 +122,7 @@ impl Plot {
             .margin(12)
             .x_label_area_size(10)
             .y_label_area_size(58)
-            .build_cartesian_2d(0.0..bars.len() as f64, 0.0..top(bars.iter().map(|bar| bar.1))?)
+            .build_cartesian_2d(0.0..bars.len() as f64, 0.0..highest * LEGEND_ROOM)
             .map_err(failed)?;
         let mesh = &mut chart.configure_mesh();
         mesh.disable_x_mesh().x_labels(0).y_desc(&self.y).draw().map_err(failed)?;

@@ -3,8 +3,8 @@
 //! A step is a ring: coordinator, stages, coordinator. The observer beside the broker sees each
 //! message once, so what lies between two of them is one way from the broker to a process, that
 //! process, and one way back. Processes report their own part, which leaves the ways, the **legs**.
-//! The coordinator reports nothing: its legs are taken to last as long as those of a stage, and the
-//! rest of the time between its two messages is its own. All are medians over steps, so they add up
+//! The coordinator reports nothing: its legs are taken to last as long as those of a stage, all of
+//! the time between its two messages at most, and the rest of that time is its own. All are medians over steps, so they add up
 //! nearly, not exactly.
 
 use serde::Serialize;
@@ -52,17 +52,21 @@ pub(super) fn parts(steps: &[StepTime], layers: &[usize]) -> Vec<Part> {
         Some(step.worker_ms.get(stage)? - step.queue_ms.get(stage)?)
     };
     let choice = of(&|step| rest(step, last));
-    let others = of(&|step| (0..last).map(|stage| rest(step, stage)).sum());
-    let leg_pair = of(&|step| Some(step.legs_ms.iter().sum::<f64>() / n_stages as f64));
-    let coordinator = of(&|step| Some(step.coordinator_ms)) - leg_pair;
+    let others = match n_stages {
+        1 => 0.0,
+        _ => of(&|step| (0..last).map(|stage| rest(step, stage)).sum()),
+    };
+    let stage_legs = of(&|step| Some(step.legs_ms.iter().sum()));
+    let coordinator = of(&|step| Some(step.coordinator_ms));
+    let coordinator_legs = coordinator.min(stage_legs / n_stages as f64);
     vec![
         Part { name: "layers", ms: infer - head },
         Part { name: "head", ms: head },
         Part { name: "scheduling", ms: queue },
         Part { name: "sampling, last stage's encoding", ms: choice },
         Part { name: "encoding of other stages", ms: others },
-        Part { name: "coordinator", ms: coordinator.max(0.0) },
-        Part { name: LEGS, ms: leg_pair * (n_stages + 1) as f64 },
+        Part { name: "coordinator", ms: coordinator - coordinator_legs },
+        Part { name: LEGS, ms: stage_legs + coordinator_legs },
     ]
 }
 
@@ -119,6 +123,13 @@ mod tests {
         near(LEGS, 0.6);
         let sum: f64 = parts.iter().map(|part| part.ms).sum();
         assert!((sum - step().period_ms).abs() < 1e-9, "{sum}");
+    }
+
+    #[test]
+    fn the_coordinators_legs_fit_between_its_messages() {
+        let quick = StepTime { coordinator_ms: 0.1, ..step() };
+        let parts = parts(&[quick], &[15, 15]);
+        assert!((parts[5].ms).abs() < 1e-9 && (parts[6].ms - 0.5).abs() < 1e-9, "{parts:?}");
     }
 
     #[test]
