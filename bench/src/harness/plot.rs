@@ -17,14 +17,15 @@ const SIZE: (u32, u32) = (760, 420);
 const LEGEND_ROOM: f64 = 1.5;
 
 /// Colours of the series in turn: Okabe and Ito's, which people who see few colours can tell apart.
-const COLOURS: [RGBColor; 7] = [
+const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
-    RGBColor(90, 90, 90),
+    RGBColor(240, 228, 66),
+    RGBColor(0, 0, 0),
 ];
 
 /// Named points, in the order of their x values.
@@ -109,7 +110,8 @@ impl Plot {
             let dots = points().map(|point| Circle::new(point, 3, colour.filled()));
             chart.draw_series(dots).map_err(failed)?;
         }
-        legend(&mut chart)?;
+        // Costs rise with x: most of ours leave that corner free.
+        legend(&mut chart, SeriesLabelPosition::UpperLeft)?;
         area.present().map_err(failed)
     }
 
@@ -136,16 +138,17 @@ impl Plot {
                 .label(format!("{name}: {value:.2}"))
                 .legend(|(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
         }
-        legend(&mut chart)?;
+        legend(&mut chart, SeriesLabelPosition::UpperRight)?;
         area.present().map_err(failed)
     }
 }
 
 fn legend<'a>(
     chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>,
+    position: SeriesLabelPosition,
 ) -> anyhow::Result<()> {
     let mut labels = chart.configure_series_labels();
-    labels.position(SeriesLabelPosition::UpperRight).border_style(BLACK.mix(0.3));
+    labels.position(position).border_style(BLACK.mix(0.3));
     labels.background_style(WHITE.mix(0.85)).draw().map_err(failed)
 }
 
