@@ -20,7 +20,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokenizers::Tokenizer;
 
 pub use chat_template::ChatTemplate;
@@ -57,6 +57,18 @@ impl fmt::Debug for TextModel {
     }
 }
 
+/// Reads `tokenizer.json`. The library takes for granted that the decoder's part is JSON, and panics
+/// where it is not: that part is read before.
+fn parse(json: &[u8]) -> Result<Tokenizer, tokenizers::Error> {
+    #[derive(Deserialize)]
+    struct Decoder {
+        #[serde(default, rename = "decoder")]
+        _decoder: Option<serde_json::Value>,
+    }
+    serde_json::from_slice::<Decoder>(json)?;
+    Tokenizer::from_bytes(json)
+}
+
 impl TextModel {
     /// Loads the text files of a shard set.
     ///
@@ -68,8 +80,8 @@ impl TextModel {
         let path = dir.join(TOKENIZER_FILE);
         let json = bounded::read(&path, bounded::MAX_TEXT_BYTES)
             .map_err(|source| TextError::Io { path: path.clone(), source })?;
-        let tokenizer = Tokenizer::from_bytes(&json)
-            .map_err(|source| TextError::Tokenizer { path: path.clone(), source })?;
+        let tokenizer =
+            parse(&json).map_err(|source| TextError::Tokenizer { path: path.clone(), source })?;
         let table = Arc::new(TokenBytes::new(&tokenizer, &path)?);
         Ok(Self { tokenizer, table, template: load_template(dir)? })
     }
