@@ -201,6 +201,7 @@ fn message(n_rows: u32, width: u32) -> anyhow::Result<Bytes> {
         phase: Phase::Prefill,
         tokens: (0..n_rows).collect(),
         wanted: Vec::new(),
+        held_from: None,
         trace: Vec::new(),
     };
     let hidden = Tensor { dtype: Dtype::F32, n_rows, hidden_dim: width, data: data.into() };

@@ -1,8 +1,9 @@
 //! One session: what it is to generate, how far it is, and which steps are under way.
 
+mod fill;
 mod running;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,12 +15,12 @@ use stagebus_schemas::messages::head::HeadStep;
 use stagebus_schemas::messages::public::{FinishReason, RequestState};
 use stagebus_schemas::messages::sampling::Sampling;
 
-pub(crate) use running::{Answer, Chunk, Running};
+pub(crate) use fill::plan_fill;
+pub(crate) use running::{Answer, Running};
 
 use crate::action::{Effect, OpenFailure};
 use crate::client::Client;
 use crate::drafting::{DraftCommand, DraftOrder};
-use crate::prefill::{plan_chunks, usable_prefix};
 use crate::speculation::Speculation;
 use crate::timings::Stopwatch;
 use crate::transcript::Transcript;
@@ -256,29 +257,6 @@ impl Session {
         }
     }
 
-    /// From which position on the caches are filled if every stage has the first `cached_len`.
-    pub(crate) fn fill_from(&self, cached_len: usize) -> usize {
-        // The last token's row is the next decode step's.
-        let n_rows = (self.prompt.len() + self.output.len()).saturating_sub(1);
-        if self.output.is_empty() || cached_len < self.prompt.len() {
-            usable_prefix(cached_len, self.prompt.len())
-        } else {
-            cached_len.min(n_rows)
-        }
-    }
-
-    /// What fills the caches from `start_pos` on: the prompt in chunks and, in a replay, the output
-    /// but for its last token, each row by the path that it took the first time.
-    pub(crate) fn plan_fill(&self, start_pos: usize, max_rows: usize) -> VecDeque<Chunk> {
-        let of_phase = |phase| move |n_rows| Chunk { phase, n_rows };
-        let n_prompt = self.prompt.len().saturating_sub(start_pos);
-        let n_cached_output = start_pos.saturating_sub(self.prompt.len());
-        let n_output = self.output.len().saturating_sub(1 + n_cached_output);
-        let prompt = plan_chunks(n_prompt, max_rows).into_iter().map(of_phase(Phase::Prefill));
-        let output = plan_chunks(n_output, max_rows).into_iter().map(of_phase(Phase::Decode));
-        prompt.chain(output).collect()
-    }
-
     /// The next chunk that fills the caches, if there is one and fewer than `window` steps are
     /// under way. The last row of a prompt chooses the first token, unless that is known.
     pub(crate) fn send_chunk(&mut self, window: usize, now: Instant) -> Option<Effect> {
@@ -298,6 +276,7 @@ impl Session {
             tokens: tokens?.to_vec(),
             wanted: chooses.then(|| position(n_rows - 1)).into_iter().collect(),
             drafted: Vec::new(),
+            held_from: chunk.held_from,
         };
         self.watch.step_sent(now);
         Some(running.send(self.id, rows, now))
@@ -314,6 +293,7 @@ impl Session {
             wanted: (0..position(tokens.len())).collect(),
             tokens,
             drafted,
+            held_from: None,
         };
         Some(running.send(self.id, rows, now))
     }

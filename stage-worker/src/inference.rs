@@ -76,6 +76,8 @@ pub(crate) enum InferenceEvent {
 pub(crate) struct InferenceLoad {
     /// Steps completed since the start, failed ones included.
     pub steps_completed: u64,
+    /// Rows run since the start.
+    pub rows_completed: u64,
     /// Positions held, in tokens.
     pub kv_tokens: u64,
     /// Memory of the KV caches, in bytes.

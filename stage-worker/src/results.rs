@@ -184,6 +184,9 @@ pub(crate) fn output(
     match (output, &job.route.next_subject) {
         (StageOutput::Hidden(hidden), Some(_)) => {
             check_len(hidden.len(), rows.len() * stage.hidden_dim)?;
+            if !carries_hidden(stage, job) {
+                return Ok(Output::default());
+            }
             Ok(Output { hidden: dtype.encode(hidden, stage.hidden_dim), ..Output::default() })
         }
         (StageOutput::Logits(logits), None) => {
@@ -221,7 +224,11 @@ pub(crate) fn send(
 ) -> Vec<(Job, ErrorReply)> {
     let mut ways: Vec<Vec<Job>> = Vec::new();
     for job in jobs {
-        match ways.iter_mut().find(|way| way[0].route.has_way_of(&job.route)) {
+        let goes_along = |way: &&mut Vec<Job>| {
+            way[0].route.has_way_of(&job.route)
+                && carries_hidden(stage, &way[0]) == carries_hidden(stage, &job)
+        };
+        match ways.iter_mut().find(goes_along) {
             Some(way) => way.push(job),
             None => ways.push(vec![job]),
         }
@@ -257,6 +264,11 @@ pub(crate) fn send(
     unsent
 }
 
+/// Whether the next stage needs the hidden states of a step.
+fn carries_hidden(stage: &Stage, job: &Job) -> bool {
+    job.route.next_subject.is_some() && !job.step.is_held_by(stage.index.next())
+}
+
 /// Makes the message that carries the results of steps on that have the same way.
 ///
 /// Where nobody hears it, the broker's answer names the first step; the worker knows who shares
@@ -278,7 +290,8 @@ fn message(stage: &Stage, dtype: Dtype, jobs: &[Job]) -> Result<Outgoing, Result
         steps.push(step);
     }
     let hidden_dim = u32_of(stage.hidden_dim);
-    let hidden = Tensor { dtype, n_rows: u32_of(n_rows), hidden_dim, data: data.into() };
+    let tensor = Tensor { dtype, n_rows: u32_of(n_rows), hidden_dim, data: data.into() };
+    let hidden = carries_hidden(stage, first).then_some(tensor);
     let lost = LostStep {
         session: first.step.session,
         epoch: first.step.epoch,
@@ -289,7 +302,7 @@ fn message(stage: &Stage, dtype: Dtype, jobs: &[Job]) -> Result<Outgoing, Result
         version: MessageVersion::CURRENT,
         from: Some(stage.worker.clone()),
         steps,
-        hidden: Some(hidden),
+        hidden,
     };
     Ok(Outgoing {
         subject: subject.clone(),

@@ -9,13 +9,21 @@ use stagebus_schemas::messages::forward::{Forward, Step};
 
 use crate::stage::Stage;
 
-/// Checks that a message has the form that this stage takes: token ids alone for the first stage,
-/// hidden states of the model's width for the others.
+/// Checks that a message has the form that this stage takes: token ids alone for the first stage
+/// and for rows that it holds, hidden states of the model's width for all others.
 ///
 /// # Errors
 /// [`ErrorClass::InvalidRequest`], for every step of the message.
 pub(crate) fn check_message(stage: &Stage, forward: &Forward) -> Result<(), ErrorReply> {
-    match (&forward.hidden, stage.is_first()) {
+    let n_held = forward.steps.iter().filter(|step| step.is_held_by(stage.index)).count();
+    if n_held != 0 && n_held != forward.steps.len() {
+        return Err(invalid(format!(
+            "stage {} holds the rows of {n_held} of {} steps of one message",
+            stage.index,
+            forward.steps.len()
+        )));
+    }
+    match (&forward.hidden, stage.is_first() || n_held != 0) {
         (None, true) => Ok(()),
         (Some(_), true) => Err(invalid(format!(
             "stage {} takes token ids, the message carries hidden states",
@@ -62,7 +70,7 @@ fn invalid(message: String) -> ErrorReply {
 
 #[cfg(test)]
 mod tests {
-    use stagebus_schemas::ids::{Epoch, SessionId, StepNumber};
+    use stagebus_schemas::ids::{Epoch, SessionId, StageIndex, StepNumber};
     use stagebus_schemas::messages::forward::Phase;
     use stagebus_schemas::tensor::{Dtype, Tensor};
     use stagebus_schemas::version::MessageVersion;
@@ -91,6 +99,40 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_a_stage_holds_come_alone_and_without_hidden_states() {
+        let step = |held_from: Option<u16>| Step {
+            session: SessionId::from_u64(1),
+            epoch: Epoch::FIRST,
+            step: StepNumber::FIRST,
+            start_pos: 0,
+            phase: Phase::Prefill,
+            tokens: vec![1],
+            wanted: vec![],
+            held_from: held_from.map(StageIndex::new),
+            trace: vec![],
+        };
+        let check = |index: u16, steps: Vec<Step>, carries: bool| {
+            let hidden = carries.then(|| Tensor {
+                dtype: Dtype::F32,
+                n_rows: u32::try_from(steps.len()).expect("small"),
+                hidden_dim: u32::try_from(HIDDEN_DIM).expect("small"),
+                data: Dtype::F32.encode(&vec![0.0; steps.len() * HIDDEN_DIM], HIDDEN_DIM).into(),
+            });
+            let forward = Forward { version: MessageVersion::CURRENT, from: None, steps, hidden };
+            check_message(&stage(index, 3), &forward).map_err(|error| error.class)
+        };
+        let refused = Err(ErrorClass::InvalidRequest);
+        assert_eq!(check(1, vec![step(Some(1)), step(Some(1))], false), Ok(()));
+        assert_eq!(check(2, vec![step(Some(1)), step(Some(2))], false), Ok(()));
+        assert_eq!(check(0, vec![step(Some(1)), step(None)], false), Ok(()));
+        assert_eq!(check(1, vec![step(Some(2)), step(None)], true), Ok(()));
+        assert_eq!(check(1, vec![step(Some(1))], true), refused);
+        assert_eq!(check(1, vec![step(Some(2))], false), refused);
+        assert_eq!(check(1, vec![step(Some(1)), step(None)], true), refused);
+        assert_eq!(check(1, vec![step(Some(1)), step(None)], false), refused);
+    }
+
+    #[test]
     fn tokens_and_positions_outside_the_model_are_refused() {
         let check = |tokens: Vec<u32>, start_pos: u32| {
             let step = Step {
@@ -101,6 +143,7 @@ mod tests {
                 phase: Phase::Prefill,
                 tokens,
                 wanted: vec![],
+                held_from: None,
                 trace: vec![],
             };
             check_step(&stage(0, 1), &step).map_err(|error| error.class)

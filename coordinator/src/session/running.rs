@@ -10,6 +10,7 @@ use stagebus_schemas::messages::head::{HeadRow, HeadStep};
 
 use crate::action::Effect;
 use crate::fault::Fault;
+use crate::session::fill::{Chunk, Fill};
 
 /// A session whose steps run.
 #[derive(Debug)]
@@ -36,13 +37,6 @@ pub(crate) struct Running {
     heard: Vec<Heard>,
     /// When the steps under way count as lost because the connection to the broker broke.
     lost_at: Option<Instant>,
-}
-
-/// Rows of one step that fills the caches: of the prompt or, in a replay, of the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Chunk {
-    pub(crate) phase: Phase,
-    pub(crate) n_rows: usize,
 }
 
 /// Since when it is known of a worker that...
@@ -83,6 +77,8 @@ pub(super) struct Rows {
     pub(super) wanted: Vec<u32>,
     /// The last of `tokens`, as far as they are drafted.
     pub(super) drafted: Vec<u32>,
+    /// The first of the stages that hold the rows.
+    pub(super) held_from: Option<StageIndex>,
 }
 
 /// What an answer to a step meant.
@@ -100,14 +96,9 @@ pub(crate) enum Answer {
 }
 
 impl Running {
-    /// Makes a session that fills the caches from `start_pos` on.
-    pub(crate) fn new(
-        epoch: Epoch,
-        route: Vec<WorkerId>,
-        start_pos: usize,
-        fill: VecDeque<Chunk>,
-        now: Instant,
-    ) -> Self {
+    /// Makes a session that fills the caches.
+    pub(crate) fn new(epoch: Epoch, route: Vec<WorkerId>, fill: Fill, now: Instant) -> Self {
+        let Fill { start_pos, chunks: fill } = fill;
         Self {
             epoch,
             heard: vec![Heard::default(); route.len()],
@@ -250,7 +241,7 @@ impl Running {
     }
 
     pub(super) fn send(&mut self, session: SessionId, rows: Rows, now: Instant) -> Effect {
-        let Rows { phase, start_pos, tokens, wanted, drafted } = rows;
+        let Rows { phase, start_pos, tokens, wanted, drafted, held_from } = rows;
         let step = self.next_step;
         self.next_step = step.next();
         if self.in_flight.is_empty() {
@@ -264,8 +255,9 @@ impl Running {
             sent: now,
         });
         let epoch = self.epoch;
+        let trace = Vec::new();
         let step_rows =
-            Step { session, epoch, step, start_pos, phase, tokens, wanted, trace: Vec::new() };
+            Step { session, epoch, step, start_pos, phase, tokens, wanted, held_from, trace };
         Effect::Step { worker: self.route[0].clone(), step: step_rows }
     }
 

@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 use super::State;
 use crate::action::{Effect, OpenAnswer, OpenFailure};
 use crate::drafting::DraftCommand;
-use crate::session::{DrafterView, Opening, Placement, Running, SessionState};
+use crate::session::{DrafterView, Opening, Placement, Running, SessionState, plan_fill};
 
 /// Pause before workers that were silent are asked again, if there are no others.
 const SILENT_PAUSE: Duration = Duration::from_millis(250);
@@ -169,8 +169,8 @@ impl State {
         let cached: Option<Vec<u32>> =
             answers.iter().map(|answer| answer.as_ref().ok().copied()).collect();
         if let Some(cached) = cached {
-            let cached_len = cached.into_iter().min().unwrap_or(0) as usize;
-            return self.start(id, epoch, route, cached_len, now);
+            let cached: Vec<usize> = cached.into_iter().map(|len| len as usize).collect();
+            return self.start(id, (epoch, route), &cached, now);
         }
         let mut retry_ms = None;
         // A session that has begun keeps what it has elsewhere while one worker is replaced. While
@@ -257,22 +257,23 @@ impl State {
         }
     }
 
-    /// Tells the client that its session exists, and sends the first rows.
+    /// Tells the client that its session exists, and sends the first rows; `cached` are the first
+    /// positions that each stage holds.
     fn start(
         &mut self,
         id: SessionId,
-        epoch: Epoch,
-        route: Vec<WorkerId>,
-        cached_len: usize,
+        (epoch, route): (Epoch, Vec<WorkerId>),
+        cached: &[usize],
         now: Instant,
     ) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let start_pos = session.fill_from(cached_len);
         self.prefixes.note(&session.prompt, &route);
-        let fill = session.plan_fill(start_pos, self.limits.chunk_rows);
+        let lens = (session.prompt.len(), session.output.len());
+        let fill = plan_fill(lens, cached, self.limits.chunk_rows);
+        let start_pos = fill.start_pos;
         debug!(session_id = %id, n_tokens = session.prompt.len(), kv_len = start_pos, "session opened");
         session.placement = Placement { epoch: session.placement.epoch, ..Placement::default() };
-        let running = Running::new(epoch, route, start_pos, fill, now);
+        let running = Running::new(epoch, route, fill, now);
         if let Err(error) = session.enter(SessionState::Running(running)) {
             return self.on_session_fault(id, error.into(), now);
         }

@@ -397,7 +397,7 @@ fn a_long_prompt_goes_in_chunks_within_the_window() {
 }
 
 #[test]
-fn the_shortest_cached_prefix_is_used_by_all_stages() {
+fn a_stage_runs_what_it_or_a_later_one_has_not_cached() {
     let mut bench = Bench::new();
     bench.worker("w0", 0);
     bench.worker("w1", 1);
@@ -407,6 +407,15 @@ fn the_shortest_cached_prefix_is_used_by_all_stages() {
     bench.answer_open(&opens[1], Ok(4));
     let step = bench.step();
     assert_eq!((step.start_pos, &step.tokens[..]), (4, &[5, 6, 7, 8][..]));
+    assert_eq!(step.held_from, None);
+    bench.request(r#"{"tokens":[1,2,3,4,5,6,7,8]}"#);
+    let opens = bench.opens();
+    bench.answer_open(&opens[0], Ok(2));
+    bench.answer_open(&opens[1], Ok(4));
+    let steps = bench.steps();
+    let of = |step: &Step| (step.start_pos, step.tokens.clone(), step.held_from);
+    assert_eq!(of(&steps[0]), (2, vec![3, 4], Some(StageIndex::new(1))));
+    assert_eq!(of(&steps[1]), (4, vec![5, 6, 7, 8], None));
 }
 
 #[test]

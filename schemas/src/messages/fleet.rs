@@ -38,6 +38,8 @@ pub struct WorkerLoad {
     /// Steps completed since the start; a worker whose number stands still while its queue is
     /// not empty is wedged.
     pub steps_completed: u64,
+    /// Rows run since the start.
+    pub rows_completed: u64,
     /// Smoothed inference time of a decode micro-batch, in microseconds; 0 before the first.
     pub decode_us: u32,
     /// Smoothed inference time of one prefill row, in microseconds; 0 before the first.

@@ -47,6 +47,10 @@ pub struct Step {
     pub tokens: Vec<u32>,
     /// Rows (indexes into `tokens`, ascending) whose next token the last stage must choose.
     pub wanted: Vec<u32>,
+    /// The first of the stages that hold all rows already and pass the step on without running it;
+    /// all later ones do. None wants a row then. Absent if every stage runs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_from: Option<StageIndex>,
     /// What each earlier stage spent on this step.
     pub trace: Vec<StageTime>,
 }
@@ -71,7 +75,8 @@ pub struct StageTime {
     pub total_us: u32,
 }
 
-/// Rows for the next stage. Stage 0 gets no tensor: it embeds `tokens` itself.
+/// Rows for the next stage. Stage 0 gets no tensor: it embeds `tokens` itself. Steps that the next
+/// stage holds need none and travel by themselves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Forward {
@@ -82,7 +87,8 @@ pub struct Forward {
     pub from: Option<WorkerId>,
     /// The steps, in the order of the tensor's rows.
     pub steps: Vec<Step>,
-    /// Hidden states of all rows, in order of `steps`; absent for stage 0.
+    /// Hidden states of all rows, in order of `steps`; absent for stage 0 and for steps whose rows
+    /// the next stage holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hidden: Option<Tensor>,
 }
@@ -110,6 +116,12 @@ impl Message for Forward {
 }
 
 impl Step {
+    /// Whether a stage holds the rows already.
+    #[must_use]
+    pub fn is_held_by(&self, stage: StageIndex) -> bool {
+        self.held_from.is_some_and(|first| stage >= first)
+    }
+
     fn validate(&self) -> Result<(), CodecError> {
         let n_rows = self.tokens.len();
         check_count("tokens", n_rows, 1..=MAX_ROWS, "1 to 8192 rows per step")?;
@@ -122,6 +134,12 @@ impl Step {
                 found: self.wanted.last().copied().unwrap_or_default().into(),
                 expected: "ascending rows of the step",
             });
+        }
+        if let Some(first) = self.held_from {
+            let stage = first.index();
+            check_count("held_from", stage, 1..=MAX_STAGES, "a stage behind the first")?;
+            let n_wanted = self.wanted.len();
+            check_count("wanted", n_wanted, 0..=0, "no row of a step that a stage does not run")?;
         }
         let end = u32::try_from(n_rows).ok().and_then(|n| self.start_pos.checked_add(n));
         if end.is_none() {

@@ -76,14 +76,20 @@ fn trace() -> impl Strategy<Value = Vec<StageTime>> {
 
 fn step() -> impl Strategy<Value = Step> {
     let rows = vec(any::<(u32, bool)>(), 1..6);
-    (position(), 0..u32::MAX - 8, any::<bool>(), rows, trace()).prop_map(
-        |((session, epoch, step), start_pos, is_prefill, rows, trace)| Step {
+    let held_from = option::of((1_u16..1024).prop_map(StageIndex::new));
+    (position(), 0..u32::MAX - 8, any::<bool>(), rows, held_from, trace()).prop_map(
+        |((session, epoch, step), start_pos, is_prefill, rows, held_from, trace)| Step {
             session,
             epoch,
             step,
             start_pos,
             phase: if is_prefill { Phase::Prefill } else { Phase::Decode },
-            wanted: (0..).zip(&rows).filter(|(_, row)| row.1).map(|(at, _)| at).collect(),
+            wanted: (0..)
+                .zip(&rows)
+                .filter(|(_, row)| row.1 && held_from.is_none())
+                .map(|(at, _)| at)
+                .collect(),
+            held_from,
             tokens: rows.into_iter().map(|row| row.0).collect(),
             trace,
         },
@@ -204,7 +210,7 @@ fn control() -> impl Strategy<Value = Control> {
 }
 
 fn load() -> impl Strategy<Value = WorkerLoad> {
-    any::<([u32; 7], [u64; 5])>().prop_map(|(small, large)| WorkerLoad {
+    any::<([u32; 7], [u64; 6])>().prop_map(|(small, large)| WorkerLoad {
         n_sessions: small[0],
         max_sessions: small[1],
         queue_depth: small[2],
@@ -212,6 +218,7 @@ fn load() -> impl Strategy<Value = WorkerLoad> {
         kv_bytes: large[1],
         kv_max_bytes: large[3],
         steps_completed: large[2],
+        rows_completed: large[5],
         decode_us: small[3],
         prefill_row_us: small[4],
         busy_ms: small[5],

@@ -48,6 +48,7 @@ pub(crate) fn all() -> Vec<Sample> {
         sample("forward_f16", &forward(Dtype::F16)),
         sample("forward_bf16", &forward(Dtype::Bf16)),
         sample("forward_int8", &forward(Dtype::Int8)),
+        sample("forward_held", &forward_held()),
         sample("head", &head()),
         sample("control_open", &action(ControlAction::Open(open()))),
         sample("control_close", &action(ControlAction::Close(close))),
@@ -116,6 +117,7 @@ fn forward_first() -> Forward {
             phase: Phase::Decode,
             tokens: vec![1, 49_151],
             wanted: vec![0, 1],
+            held_from: None,
             trace: Vec::new(),
         }],
         hidden: None,
@@ -133,6 +135,7 @@ pub(crate) fn forward(dtype: Dtype) -> Forward {
         phase,
         tokens,
         wanted,
+        held_from: None,
         trace: vec![trace(0)],
     };
     let n_bytes = 3 * dtype.row_bytes(hidden_dim as usize);
@@ -146,6 +149,14 @@ pub(crate) fn forward(dtype: Dtype) -> Forward {
         ],
         hidden: Some(Tensor { dtype, n_rows: 3, hidden_dim, data: data.into() }),
     }
+}
+
+/// A replayed chunk that the second stage holds.
+fn forward_held() -> Forward {
+    let Forward { version, from, mut steps, .. } = forward(Dtype::F32);
+    steps.truncate(1);
+    steps[0].held_from = Some(StageIndex::new(1));
+    Forward { version, from, steps, hidden: None }
 }
 
 fn head() -> Head {
@@ -221,6 +232,7 @@ fn load() -> WorkerLoad {
         kv_bytes: 5_000_000_000,
         kv_max_bytes: 8_000_000_000,
         steps_completed: 123_456,
+        rows_completed: 7_654_321,
         decode_us: 5000,
         prefill_row_us: 800,
         busy_ms: 12,

@@ -42,6 +42,7 @@ fn choose(
         phase: Phase::Decode,
         tokens: tokens.to_vec(),
         wanted: (0..n_rows).collect(),
+        held_from: None,
         trace: vec![],
     };
     match heads.choose(KEY, &step, &logits.repeat(tokens.len()), logits.len())? {

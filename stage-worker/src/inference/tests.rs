@@ -161,6 +161,7 @@ fn step(session: u64, epoch: u32, number: u32, start_pos: u32, tokens: &[u32]) -
         phase: if tokens.len() > 1 { Phase::Prefill } else { Phase::Decode },
         tokens: tokens.to_vec(),
         wanted: vec![u32_of(tokens.len()) - 1],
+        held_from: None,
         trace: vec![],
     }
 }
@@ -273,6 +274,7 @@ fn a_result_too_large_for_the_broker_is_a_fault_of_the_request() {
         phase: Phase::Prefill,
         wanted: tokens.clone(),
         tokens: tokens.clone(),
+        held_from: None,
         trace: vec![],
     };
     let job = Job::new(step, None, Arc::clone(&bench.route), Instant::now());

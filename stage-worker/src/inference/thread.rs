@@ -141,15 +141,32 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
                 self.forget(key_of(session));
                 self.report(|_| ());
             }
-            Command::Run(jobs) => jobs.into_iter().for_each(|job| self.enqueue(job)),
+            Command::Run(jobs) => {
+                let mut held = Vec::new();
+                jobs.into_iter().for_each(|job| self.enqueue(job, &mut held));
+                self.pass_on(held);
+            }
         }
     }
 
-    /// Lets a step wait for its turn, unless its epoch is over on this stage.
-    fn enqueue(&mut self, job: Job) {
+    /// Sends results that left the engine, or did not need it.
+    fn pass_on(&mut self, jobs: Vec<Job>) {
+        let unsent = results::send(&self.stage, self.wire_dtype, jobs, &mut self.outlet);
+        for (job, reply) in unsent {
+            self.fail(&job, &Failure::Result(reply));
+        }
+    }
+
+    /// Lets a step wait for its turn, unless its epoch is over on this stage, or adds it to `passes`
+    /// if its rows are held: its cache stays as it is.
+    fn enqueue(&mut self, job: Job, passes: &mut Vec<Job>) {
         let session = key_of(job.step.session);
         let held = self.sessions.get(&session).filter(|held| held.epoch == job.step.epoch);
         match held.map(|held| held.standing) {
+            Some(Standing::Runs) if job.step.is_held_by(self.stage.index) => {
+                self.count_done(1);
+                passes.push(job);
+            }
             Some(Standing::Runs) => {
                 let waiting =
                     Waiting { class: class_of(&job), n_rows: job.step.tokens.len(), step: job };
@@ -215,6 +232,7 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
                     if let Some(held) = self.sessions.get_mut(&session) {
                         held.holds_rows = true;
                     }
+                    times.rows(n_rows);
                     if waiting.step.advance(n_rows, output, time) {
                         finished.push(waiting.step);
                     } else {
@@ -232,10 +250,7 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         }
         times.done(finished.len() + failed.len());
         self.count_done(finished.len() + failed.len());
-        let unsent = results::send(&self.stage, self.wire_dtype, finished, &mut self.outlet);
-        for (job, reply) in unsent {
-            self.fail(&job, &Failure::Result(reply));
-        }
+        self.pass_on(finished);
         for (job, failure) in failed {
             self.fail(&job, &failure);
         }

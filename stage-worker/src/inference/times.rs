@@ -38,6 +38,7 @@ pub(super) struct Times {
     decode: Vec<f64>,
     prefill_row: Vec<f64>,
     n_done: u32,
+    n_rows: u64,
 }
 
 impl Times {
@@ -50,6 +51,11 @@ impl Times {
         }
     }
 
+    /// Counts rows that have run.
+    pub(super) fn rows(&mut self, n_rows: usize) {
+        self.n_rows += u64::from(u32_of(n_rows));
+    }
+
     /// Counts steps that need no further run.
     pub(super) fn done(&mut self, n_steps: usize) {
         self.n_done += u32_of(n_steps);
@@ -57,6 +63,7 @@ impl Times {
 
     pub(super) fn smooth_into(&self, load: &mut InferenceLoad) {
         load.steps_completed += u64::from(self.n_done);
+        load.rows_completed += self.n_rows;
         for (smoothed, measured) in
             [(&mut load.decode_us, &self.decode), (&mut load.prefill_row_us, &self.prefill_row)]
         {

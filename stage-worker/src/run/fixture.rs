@@ -317,6 +317,7 @@ pub(super) fn step(
         phase: if tokens.len() > 1 { Phase::Prefill } else { Phase::Decode },
         tokens: tokens.to_vec(),
         wanted: vec![u32::try_from(tokens.len()).expect("small") - 1],
+        held_from: None,
         trace: vec![],
     }
 }

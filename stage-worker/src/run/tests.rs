@@ -2,19 +2,19 @@
 //! coordinator played by hand.
 
 use bytes::Bytes;
-use stagebus_engine::testing::{Fault, TestModel, TestOptions};
+use stagebus_engine::testing::{Fault, TestBackend, TestModel, TestOptions};
 use stagebus_fleet::{BrokerOptions, LocalBroker};
 use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::ids::SessionId;
 use stagebus_schemas::messages::control::{ControlAction, ControlOutcome, Drain};
 use stagebus_schemas::messages::fleet::WorkerState;
-use stagebus_schemas::messages::forward::StageTime;
+use stagebus_schemas::messages::forward::{Phase, StageTime, Step};
 use stagebus_schemas::subjects::Subject;
 use stagebus_schemas::tensor::Dtype;
 use stagebus_settings::BrokerSettings;
 use tokio_util::sync::CancellationToken;
 
-use super::fixture::{Chain, Setup, failure, gone, next, step};
+use super::fixture::{self, Chain, Setup, connect, failure, gone, next, start_worker, step};
 use super::*;
 use crate::config::EngineChoice;
 use crate::gated_backend::gated;
@@ -254,6 +254,58 @@ async fn sessions_that_came_together_travel_together_and_hear_together_of_a_dead
     told.sort();
     expected.sort();
     assert_eq!(told, expected);
+}
+
+#[tokio::test]
+async fn a_stage_passes_on_what_it_holds_and_keeps_its_cache() {
+    let mut chain = Chain::start(2, Setup::default()).await;
+    let session = SessionId::random();
+    chain.open(session, 0).await;
+    let output = chain.generate(session, 0, &PROMPT, 3).await;
+    let rows = async |chain: &Chain, stage| match chain.control(stage, ControlAction::Stats).await {
+        ControlOutcome::Stats(load) => load.rows_completed,
+        outcome => panic!("expected the load, got {outcome:?}"),
+    };
+    // Another worker takes the place of the first one.
+    let old = chain.workers.swap_remove(0);
+    old.shutdown.stop.cancel();
+    old.ended().await.expect("an orderly end");
+    let backend = TestBackend::pipeline(&chain.model, 2, &TestOptions::default()).swap_remove(0);
+    let bus = connect(&chain.broker, "worker").await;
+    let stage = fixture::stage(&chain.model, 0, 2);
+    let first = start_worker(bus, stage, Box::new(backend), WorkerSettings::default()).await;
+    chain.workers.insert(0, first);
+    let all = [&PROMPT[..], &output].concat();
+    assert_eq!(chain.open_again(session, 1, &all).await, 0);
+    let before = rows(&chain, 1).await;
+
+    let held = |number, start_pos, tokens: &[u32]| Step {
+        held_from: Some(StageIndex::new(1)),
+        wanted: vec![],
+        ..step(session, 1, number, start_pos, tokens)
+    };
+    let n_prompt = u32_of(PROMPT.len());
+    let prompt = held(0, 0, &PROMPT);
+    chain.send(prompt.clone()).await;
+    chain.send(prompt).await;
+    let generated = Step { phase: Phase::Decode, ..held(1, n_prompt, &output[..output.len() - 1]) };
+    chain.send(generated).await;
+    for number in 0..2 {
+        let done = chain.step_done().await;
+        assert_eq!((done.step.number(), done.rows.len()), (number, 0));
+        assert_eq!(done.trace.len(), 2);
+    }
+    // What has run is counted when an open that came later is answered.
+    assert_eq!(chain.open_again(session, 1, &all).await, u32_of(all.len()) - 1);
+    assert_eq!(rows(&chain, 1).await, before, "nothing ran on the second stage");
+    assert_eq!(rows(&chain, 0).await, all.len() as u64 - 1);
+    // Its cache is what it was, and step numbers count on.
+    let last = u32_of(all.len()) - 1;
+    chain.send(step(session, 1, 3, last, &all[all.len() - 1..])).await;
+    assert_eq!(chain.fault().await.error.class, ErrorClass::StepGap);
+    chain.send(step(session, 1, 2, last, &all[all.len() - 1..])).await;
+    let token = chain.step_done().await.rows[0].token;
+    assert_eq!(vec![token], chain.model.expected(&all, 1));
 }
 
 #[tokio::test]

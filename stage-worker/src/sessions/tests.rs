@@ -35,6 +35,7 @@ fn step(epoch: u32, number: u32) -> Step {
         phase: Phase::Decode,
         tokens: vec![7],
         wanted: vec![0],
+        held_from: None,
         trace: vec![],
     }
 }

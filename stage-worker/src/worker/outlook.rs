@@ -87,6 +87,7 @@ impl Worker {
             kv_bytes: load.kv_bytes,
             kv_max_bytes: load.kv_max_bytes,
             steps_completed: load.steps_completed,
+            rows_completed: load.rows_completed,
             decode_us: whole(load.decode_us),
             prefill_row_us: whole(load.prefill_row_us),
         }

@@ -171,6 +171,7 @@ fn step(session: u64, epoch: u32, number: u32, n_rows: u32) -> Step {
         phase: Phase::Decode,
         tokens: (0..n_rows).collect(),
         wanted: vec![n_rows - 1],
+        held_from: None,
         trace: vec![],
     }
 }

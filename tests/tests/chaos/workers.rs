@@ -49,6 +49,30 @@ async fn answers_survive_the_death_of_any_worker_at_any_token() -> Result<()> {
     fleet.end().await
 }
 
+#[tokio::test]
+async fn the_second_stage_keeps_a_long_prompt_when_the_first_one_dies() -> Result<()> {
+    let without_drafts = "coordinator.max_draft_tokens=0".to_owned();
+    let mut fleet = Fleet::start(2, |spec| spec.settings.push(without_drafts)).await?;
+    let prompt = "One, two, three, four, five, six. ".repeat(30);
+    let request = json!({ "prompt": prompt, "max_tokens": N_TOKENS });
+    let alone = fleet.ask(&request).await?;
+    let (_, n_prompt) = alone.accepted.clone().context("a prompt")?;
+    let (answer, mut stream) = fleet.begin(&request, 3).await?;
+    let second = fleet.workers(1).swap_remove(0);
+    let before = fleet.load(&second).await?.rows_completed;
+    fleet.processes.kill("worker-0.0").await?;
+    let first = fleet.processes.add_worker(0).await?;
+    let answer = answer.rest(&mut stream).await?;
+    ensure!(answer.tokens == alone.tokens, "{answer:?}");
+    let replayed = fleet.load(&first).await?.rows_completed;
+    let kept = fleet.load(&second).await?.rows_completed - before;
+    let (n_prompt, n_tokens) = (u64::from(n_prompt), N_TOKENS as u64);
+    ensure!(replayed >= n_prompt, "{replayed} rows of {n_prompt}");
+    ensure!(n_prompt > 3 * n_tokens && kept <= n_tokens, "{kept} rows of {n_prompt}");
+    fleet.idle().await?;
+    fleet.end().await
+}
+
 #[cfg(unix)]
 #[tokio::test]
 async fn answers_survive_workers_that_freeze_and_come_back() -> Result<()> {

@@ -92,6 +92,7 @@ impl Driver {
             phase: Phase::Prefill,
             tokens: vec![1, 2],
             wanted: vec![1],
+            held_from: None,
             trace: Vec::new(),
         };
         let hidden = hidden_dim.map(|hidden_dim| Tensor {

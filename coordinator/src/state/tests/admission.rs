@@ -40,6 +40,7 @@ fn workers(bench: &mut Bench, room: u64, held: u64) {
                 kv_bytes: held * 10,
                 kv_max_bytes: room * 10,
                 steps_completed: 0,
+                rows_completed: 0,
                 decode_us: 0,
                 prefill_row_us: 0,
                 busy_ms: 0,

@@ -329,6 +329,41 @@ fn what_all_workers_still_have_is_not_computed_again() {
 }
 
 #[test]
+fn only_a_new_first_stage_computes_what_the_others_still_have() {
+    let mut bench = Bench::new();
+    let mut step = bench.started("");
+    for token in [100, 101, 102] {
+        bench.answer(&step, token);
+        step = bench.step();
+    }
+    bench.gone("w0");
+    bench.worker("x0", 0);
+    let opens = bench.opens();
+    assert_eq!(opens[0].2.route, [id("x0"), id("w1")]);
+    bench.answer_open(&opens[0], Ok(0));
+    bench.answer_open(&opens[1], Ok(4));
+    let second = Some(StageIndex::new(1));
+    let fill = bench.steps();
+    let of = |step: &Step| (step.start_pos, step.phase, step.tokens.clone(), step.held_from);
+    assert_eq!(of(&fill[0]), (0, Phase::Prefill, vec![97, 98, 99], second));
+    assert_eq!(of(&fill[1]), (3, Phase::Decode, vec![100], second));
+    assert_eq!(of(&fill[2]), (4, Phase::Decode, vec![101], None), "both lack it");
+    assert!(fill.iter().all(|step| step.wanted.is_empty()));
+    fill.iter().for_each(|step| bench.answer(step, 0));
+    let next = bench.step();
+    assert_eq!(of(&next), (5, Phase::Decode, vec![102], None));
+    // A new last stage needs the hidden states of all rows, whatever the first one has.
+    bench.gone("w1");
+    bench.worker("x1", 1);
+    let opens = bench.opens();
+    bench.answer_open(&opens[0], Ok(5));
+    bench.answer_open(&opens[1], Ok(0));
+    let fill = bench.steps();
+    assert_eq!(of(&fill[0]), (0, Phase::Prefill, vec![97, 98, 99], None));
+    assert_eq!(of(&fill[1]), (3, Phase::Decode, vec![100, 101], None));
+}
+
+#[test]
 fn a_client_hears_every_second_that_somebody_works_for_it() {
     let mut bench = Bench::new();
     let step = bench.started("");
