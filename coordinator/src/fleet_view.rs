@@ -36,6 +36,10 @@ const PREFIX_SLACK: u32 = 2;
 /// that the memory starts anew.
 const MAX_REFUSED: usize = 1024;
 
+/// Workers that are known at a time: far more than a fleet has. Beyond them new ones are not used,
+/// so that a flood of announcements takes no memory.
+const MAX_WORKERS: usize = 1024;
+
 /// The shard set that a coordinator works with.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardSetIdentity {
@@ -53,6 +57,8 @@ pub(crate) struct FleetView {
     identity: ShardSetIdentity,
     workers: HashMap<WorkerId, Member>,
     refused: HashSet<WorkerId>,
+    /// It was said that there are too many workers.
+    is_full: bool,
 }
 
 #[derive(Debug)]
@@ -122,6 +128,11 @@ pub(crate) enum Observed {
         /// Whether it was not refused before.
         first: bool,
     },
+    /// As many workers are known as may be, and this one is not among them.
+    Full {
+        /// Whether it is the first of those.
+        first: bool,
+    },
 }
 
 impl Member {
@@ -146,7 +157,7 @@ impl Member {
 impl FleetView {
     /// Makes an empty view.
     pub(crate) fn new(identity: ShardSetIdentity) -> Self {
-        Self { identity, workers: HashMap::new(), refused: HashSet::new() }
+        Self { identity, workers: HashMap::new(), refused: HashSet::new(), is_full: false }
     }
 
     /// Takes an announcement.
@@ -172,6 +183,9 @@ impl FleetView {
         if announcement.state == WorkerState::Leaving {
             self.workers.remove(worker);
             return Observed::Left;
+        }
+        if self.workers.len() >= MAX_WORKERS && !self.workers.contains_key(worker) {
+            return Observed::Full { first: !std::mem::replace(&mut self.is_full, true) };
         }
         let (least, most) = INTERVAL_LIMITS_MS;
         let interval =
@@ -490,5 +504,24 @@ mod tests {
         );
         assert_eq!(pick(&view, now), None);
         assert_eq!(view.n_refused(), 3);
+    }
+
+    #[test]
+    fn a_flood_of_workers_is_refused_and_those_that_are_known_stay() {
+        let (mut view, now) = (view(), Instant::now());
+        let join = |view: &mut FleetView, n: usize, now| {
+            view.observe(&announcement(&format!("w{n}"), 0, 0), UNMEASURED, now)
+        };
+        for n in 0..MAX_WORKERS {
+            assert_eq!(join(&mut view, n, now), Observed::Joined);
+        }
+        assert_eq!(join(&mut view, MAX_WORKERS, now), Observed::Full { first: true });
+        assert_eq!(join(&mut view, MAX_WORKERS + 1, now), Observed::Full { first: false });
+        assert_eq!(join(&mut view, 7, now), Observed::Known);
+        assert_eq!(view.members().count(), MAX_WORKERS);
+        // When others are gone there is room.
+        let later = now + Duration::from_secs(3);
+        assert_eq!(view.expire(later).len(), MAX_WORKERS);
+        assert_eq!(join(&mut view, MAX_WORKERS, later), Observed::Joined);
     }
 }

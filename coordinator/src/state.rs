@@ -91,7 +91,7 @@ pub(crate) struct Counters {
     pub(crate) clients_gone: u64,
     /// Answers for steps and sessions that no longer exist.
     pub(crate) late_answers: u64,
-    /// Announcements of other shard sets.
+    /// Announcements of other shard sets, and of more workers than are kept.
     pub(crate) announcements_refused: u64,
 }
 
@@ -306,6 +306,13 @@ impl State {
             Observed::Left => {
                 info!(%worker, stage_index = %announcement.stage, "worker left");
                 self.on_worker_gone(worker, now);
+                return;
+            }
+            Observed::Full { first } => {
+                self.counters.announcements_refused += 1;
+                if first {
+                    warn!(%worker, "too many workers announce themselves, new ones are not used");
+                }
                 return;
             }
             Observed::Refused { first } => {

@@ -37,6 +37,10 @@ const ORPHAN_INTERVALS: u32 = 10;
 /// The same in time: a coordinator that starves for a while on a busy machine keeps its sessions.
 const ORPHAN_SILENCE: Duration = Duration::from_secs(10);
 
+/// Coordinators without a session here whose life is followed: far more than a fleet has. Those with
+/// sessions always are.
+const MAX_COORDINATORS: usize = 1024;
+
 /// Ended sessions whose way is still known: more than end within the fraction of a millisecond in
 /// which the broker answers that nobody hears a message.
 const MAX_ENDED: usize = 64;
@@ -255,15 +259,25 @@ impl Sessions {
         self.take(|_, session| now.duration_since(session.last_active) >= idle)
     }
 
-    /// Notes that a coordinator lives, and how often it says so.
+    /// Notes that a coordinator lives, and how often it says so. Returns false if it has no session
+    /// here and too many others are known.
     pub(crate) fn coordinator_lives(
         &mut self,
         coordinator: &CoordinatorId,
         interval: Duration,
         now: Instant,
-    ) {
+    ) -> bool {
+        let is_full = self.coordinators.len() >= MAX_COORDINATORS;
+        let owns = |session: &Session| session.route.coordinator == *coordinator;
+        if is_full
+            && !self.coordinators.contains_key(coordinator)
+            && !self.sessions.values().any(owns)
+        {
+            return false;
+        }
         let silence = (interval * ORPHAN_INTERVALS).max(ORPHAN_SILENCE);
         self.coordinators.insert(coordinator.clone(), now + silence);
+        true
     }
 
     /// Removes the sessions of coordinators that have fallen silent and returns them. One that was

@@ -33,6 +33,9 @@ use crate::stage::Stage;
 /// Shortest and longest time after which a step refused for a full queue is worth another try.
 const QUEUE_RETRY_MS: (u64, u64) = (20, 5_000);
 
+/// Longest interval between its announcements that a coordinator may claim.
+const MAX_INTERVAL_MS: u32 = 60_000;
+
 /// Something that happened.
 #[derive(Debug)]
 pub(crate) enum Action {
@@ -104,6 +107,8 @@ pub(crate) struct Counters {
     pub expired: u64,
     /// Results that the next worker did not hear.
     pub unheard: u64,
+    /// Announcements of coordinators beyond those that are followed.
+    pub unfollowed: u64,
 }
 
 /// The state of a worker.
@@ -424,8 +429,18 @@ impl Worker {
 
     /// A coordinator announced itself: its sessions are no orphans.
     fn on_coordinator(&mut self, announcement: &CoordinatorAnnouncement, now: Instant) {
-        let interval = Duration::from_millis(u64::from(announcement.interval_ms.max(1)));
-        self.sessions.coordinator_lives(&announcement.coordinator, interval, now);
+        let interval_ms = announcement.interval_ms.clamp(1, MAX_INTERVAL_MS);
+        let interval = Duration::from_millis(interval_ms.into());
+        let coordinator = &announcement.coordinator;
+        if !self.sessions.coordinator_lives(coordinator, interval, now) {
+            if self.counters.unfollowed == 0 {
+                tracing::warn!(
+                    stage_index = %self.stage.index, %coordinator,
+                    "too many coordinators announce themselves, new ones are not followed"
+                );
+            }
+            self.counters.unfollowed += 1;
+        }
     }
 
     fn expire_idle(&mut self, now: Instant) -> Result<(), CommandError> {

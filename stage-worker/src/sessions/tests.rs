@@ -195,6 +195,24 @@ fn sessions_without_activity_expire() {
 }
 
 #[test]
+fn a_flood_of_coordinators_hides_none_that_has_a_session() {
+    let now = Instant::now();
+    let mut sessions = sessions(0, 0, now);
+    let mut lives = |name: &str| {
+        let coordinator = CoordinatorId::new(name).expect("valid");
+        sessions.coordinator_lives(&coordinator, Duration::from_millis(500), now)
+    };
+    for n in 0..MAX_COORDINATORS {
+        assert!(lives(&format!("other-{n}")));
+    }
+    assert!(!lives("one-too-many"));
+    assert!(lives("other-7") && lives("c0"));
+    assert_eq!(sessions.coordinators.len(), MAX_COORDINATORS + 1);
+    assert_eq!(sessions.take_orphans(now + ORPHAN_SILENCE), [SESSION]);
+    assert!(sessions.coordinators.is_empty());
+}
+
+#[test]
 fn a_lost_message_concerns_everybody_on_the_same_way() {
     let now = Instant::now();
     let mut sessions = Sessions::new(stage(1, 3), 8);
