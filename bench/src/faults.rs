@@ -209,12 +209,8 @@ pub async fn run(args: FaultsArgs, quiet: bool) -> anyhow::Result<()> {
     fleet.end().await?;
     machine.finish();
     let report = FaultsReport::new(machine, &context, kills, disconnects, rolling, soak);
-    output::print(&report.describe())?;
-    output::print(&claims::describe(&report.claims, CLAIMS))?;
-    if context.args.json {
-        output::print_result(&report)?;
-    }
-    Ok(())
+    let claims = claims::describe(&report.claims, CLAIMS);
+    Ok(output::print_report(&report, &report.describe(), &claims, context.args.json)?)
 }
 
 /// Prompts that are asked in turn.

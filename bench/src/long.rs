@@ -169,12 +169,8 @@ pub async fn run(mut args: LongArgs, quiet: bool) -> anyhow::Result<()> {
         runs,
         claims,
     };
-    output::print(&report.describe())?;
-    output::print(&claims::describe(&report.claims, CLAIMS))?;
-    if args.json {
-        output::print_result(&report)?;
-    }
-    Ok(())
+    let claims = claims::describe(&report.claims, CLAIMS);
+    Ok(output::print_report(&report, &report.describe(), &claims, args.json)?)
 }
 
 async fn one(

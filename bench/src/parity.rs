@@ -225,13 +225,9 @@ pub async fn run(args: ParityArgs, quiet: bool) -> anyhow::Result<()> {
 }
 
 fn print(report: &ParityReport, json: bool) -> anyhow::Result<()> {
-    output::print(&report.describe())?;
-    output::print("\n")?;
-    output::print(&claims::describe(&report.claims, CLAIMS))?;
-    if json {
-        output::print_result(report)?;
-    }
-    Ok(())
+    let text = format!("{}\n", report.describe());
+    let claims = claims::describe(&report.claims, CLAIMS);
+    Ok(output::print_report(report, &text, &claims, json)?)
 }
 
 #[cfg(test)]

@@ -179,12 +179,8 @@ pub async fn run(mut args: PrefillArgs, quiet: bool) -> anyhow::Result<()> {
         points,
         claims,
     };
-    output::print(&report.describe())?;
-    output::print(&claims::describe(&report.claims, CLAIMS))?;
-    if args.json {
-        output::print_result(&report)?;
-    }
-    Ok(())
+    let claims = claims::describe(&report.claims, CLAIMS);
+    Ok(output::print_report(&report, &report.describe(), &claims, args.json)?)
 }
 
 /// Shards the model for every number of stages, by default and evenly.

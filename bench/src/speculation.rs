@@ -230,12 +230,8 @@ pub async fn run(args: SpeculationArgs, quiet: bool) -> anyhow::Result<()> {
     let claims = evidence.claims(&absent);
     let set_up = SetUp::new(&context, tied);
     let report = SpeculationReport { machine, set_up, absent, sweep, drawn, long, rewinds, claims };
-    output::print(&report.describe())?;
-    output::print(&claims::describe(&report.claims, CLAIMS))?;
-    if context.args.json {
-        output::print_result(&report)?;
-    }
-    Ok(())
+    let claims = claims::describe(&report.claims, CLAIMS);
+    Ok(output::print_report(&report, &report.describe(), &claims, context.args.json)?)
 }
 
 /// Starts a fleet for every drafter; also returns why drafters are missing, if any are.

@@ -261,12 +261,8 @@ pub async fn run(args: UsersArgs, quiet: bool) -> anyhow::Result<()> {
         prefix,
         claims,
     };
-    output::print(&report.describe())?;
-    output::print(&claims::describe(&report.claims, CLAIMS))?;
-    if context.args.json {
-        output::print_result(&report)?;
-    }
-    Ok(())
+    let claims = claims::describe(&report.claims, CLAIMS);
+    Ok(output::print_report(&report, &report.describe(), &claims, context.args.json)?)
 }
 
 /// The fleet for what is measured once: two nodes with compact weights, else the first fleet.

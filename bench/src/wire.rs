@@ -198,12 +198,8 @@ pub async fn run(args: WireArgs, quiet: bool) -> anyhow::Result<()> {
     let json = args.json;
     let measured = tokio::task::spawn_blocking(move || measure(&args, &set, machine, quiet));
     let report = measured.await.context("the engine failed")??;
-    output::print(&describe(&report))?;
-    output::print(&claims::describe(&report.claims, CLAIMS))?;
-    if json {
-        output::print_json(&report)?;
-    }
-    Ok(())
+    let claims = claims::describe(&report.claims, CLAIMS);
+    Ok(output::print_report(&report, &describe(&report), &claims, json)?)
 }
 
 /// What all formats read.
@@ -306,8 +302,8 @@ impl Pipeline {
             taken = match done.output {
                 Ok(StageOutput::Logits(logits)) => {
                     let width = logits.len() / wanted.len().max(1);
-                    let rows = logits.chunks_exact(width.max(1)).enumerate();
-                    rows.into_iter().try_for_each(|(row, logits)| take(first_wanted + row, logits))
+                    let mut rows = logits.chunks_exact(width.max(1)).enumerate();
+                    rows.try_for_each(|(row, logits)| take(first_wanted + row, logits))
                 }
                 Ok(StageOutput::Hidden(_)) => Err(anyhow::anyhow!("the last stage gave no logits")),
                 Err(error) => Err(error.into()),
@@ -358,11 +354,10 @@ impl Pipeline {
     fn same(&mut self, format: Format, prompt: &[u32], answer: &[u32]) -> anyhow::Result<usize> {
         self.open(prompt, prompt.len() + answer.len())?;
         let mut likeliest = Vec::with_capacity(answer.len());
-        let take = |_, logits: &[f32]| {
+        let mut take = |_, logits: &[f32]| {
             likeliest.push(greedy(logits)?);
             Ok(())
         };
-        let mut take = take;
         self.step(format, (0, RowPath::Prefill, prompt), prompt.len() - 1, &mut take)?;
         let rows = &answer[..answer.len() - 1];
         self.step(format, (prompt.len(), RowPath::Decode, rows), 0, &mut take)?;

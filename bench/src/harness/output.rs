@@ -24,18 +24,29 @@ pub fn print_json(value: &impl Serialize) -> io::Result<()> {
     print(&format!("{}\n", serde_json::to_string(value)?))
 }
 
-/// Writes the result of a scenario as one line of JSON, with where it comes from under `origin`.
+/// Writes what a scenario found: its tables, its claims and, with `json`, the whole report as one line
+/// of JSON last, with where it comes from under `origin`.
 ///
 /// # Errors
 /// As [`print()`].
-pub fn print_result(report: &impl Serialize) -> io::Result<()> {
+pub fn print_report(
+    report: &impl Serialize,
+    text: &str,
+    claims: &str,
+    json: bool,
+) -> io::Result<()> {
     #[derive(Serialize)]
     struct Dated<'a, R> {
         origin: Origin,
         #[serde(flatten)]
         report: &'a R,
     }
-    print_json(&Dated { origin: Origin::look(), report })
+    print(text)?;
+    print(claims)?;
+    if json {
+        print_json(&Dated { origin: Origin::look(), report })?;
+    }
+    Ok(())
 }
 
 /// Writes a remark to standard error unless `quiet`. Nobody is left to tell when that fails.

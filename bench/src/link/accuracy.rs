@@ -187,12 +187,8 @@ pub fn run(args: &LinkArgs, quiet: bool) -> anyhow::Result<()> {
     machine.finish();
     let claims = vec![delay_claim(&delays), rate_claim(&rates)];
     let report = LinkReport { scenario: "link", machine, delays, uneven, rates, claims };
-    output::print(&report.describe())?;
-    output::print(&claims::describe(&report.claims, CLAIMS))?;
-    if args.json {
-        output::print_result(&report)?;
-    }
-    Ok(())
+    let claims = claims::describe(&report.claims, CLAIMS);
+    Ok(output::print_report(&report, &report.describe(), &claims, args.json)?)
 }
 
 fn millis(ms: u32) -> Duration {
