@@ -253,7 +253,7 @@ fn serve(
 fn take_in(drafter: &mut dyn Drafter, intake: &mut VecDeque<(SessionId, usize)>) {
     let Some((session, calls_left)) = intake.pop_front() else { return };
     let params = SamplingParams::default();
-    let request = DraftRequest { session: key_of(session), n: 0, params: &params };
+    let request = DraftRequest { session: key_of(session), assumed: &[], n: 0, params: &params };
     if let Err(error) = drafter.draft(&[request]) {
         warn!(error = &error as &dyn std::error::Error, "prompt was not taken in");
     } else if calls_left > 1 {

@@ -221,8 +221,12 @@ fn play(
         if keys.is_empty() {
             break;
         }
-        let request =
-            |key: &usize| DraftRequest { session: SessionKey(*key as u64), n: k, params: &params };
+        let request = |key: &usize| DraftRequest {
+            session: SessionKey(*key as u64),
+            assumed: &[],
+            n: k,
+            params: &params,
+        };
         let requests: Vec<_> = keys.iter().map(request).collect();
         let drafts = drafter.draft(&requests)?;
         for (key, draft) in keys.into_iter().zip(drafts) {
@@ -281,8 +285,12 @@ fn cost(
         drafter.open(SessionKey(key as u64), &trajectories[key].prompt);
         drafter.accept(SessionKey(key as u64), &trajectories[key].answer);
     }
-    let request =
-        |key: &usize| DraftRequest { session: SessionKey(*key as u64), n: K, params: &params };
+    let request = |key: &usize| DraftRequest {
+        session: SessionKey(*key as u64),
+        assumed: &[],
+        n: K,
+        params: &params,
+    };
     let requests: Vec<_> = keys.iter().map(request).collect();
     drafter.draft(&requests)?;
     let mut times = Vec::new();

@@ -24,6 +24,9 @@ use crate::sampling::SamplingParams;
 pub struct DraftRequest<'a> {
     /// The session; nothing is drafted for one that is not open.
     pub session: SessionKey,
+    /// Tokens that follow the text as far as anybody knows, but do not stand yet: the draft goes
+    /// on after them. The next request may say otherwise.
+    pub assumed: &'a [u32],
     /// Most tokens to draft.
     pub n: usize,
     /// Parameters of the request: a drafter draws with the noise that the head will use.
@@ -75,7 +78,8 @@ pub trait Drafter: Send {
     fn accept(&mut self, session: SessionKey, tokens: &[u32]);
 
     /// Drafts for several sessions together: at most one request per session. The answers stand in
-    /// the order of `requests`, each with at most `n` tokens and possibly none. A request for no
+    /// the order of `requests`, each with at most `n` tokens and possibly none. What is assumed is
+    /// forgotten afterwards, but a model that is asked to go on from there need not run it again. A request for no
     /// tokens lets a model take in the session's text.
     ///
     /// # Errors

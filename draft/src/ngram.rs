@@ -3,7 +3,8 @@
 //! A suffix automaton of prompt and output is extended token by token in amortised constant time.
 //! The suffix link of its last state is, by construction, the longest suffix that occurs elsewhere;
 //! each state remembers where it was seen last, so a look-up reads the continuation there and
-//! scans nothing.
+//! scans nothing. Tokens that may follow the text are looked up by walking the automaton on with
+//! them, which changes nothing in it.
 //!
 //! **Source**: Blumer et al., *The smallest automaton recognizing the subwords of a text*, 1985.
 
@@ -26,13 +27,13 @@ struct State {
     next: Vec<(u32, usize)>,
 }
 
-/// What stood after an earlier occurrence of the current suffix.
+/// An earlier occurrence of a suffix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Match<'a> {
+pub struct Match {
     /// Length of the suffix that matched, in tokens.
     pub len: usize,
-    /// The tokens that followed, oldest first.
-    pub continuation: &'a [u32],
+    /// Where the tokens stand that followed it; the end of the text if it ends there.
+    pub end: usize,
 }
 
 /// Index of one session's text.
@@ -89,15 +90,37 @@ impl NgramIndex {
         self.renew(link, end);
     }
 
-    /// Looks up the longest suffix that stood before and returns at most `n` tokens that followed.
+    /// Looks up the longest suffix of the text that stood before, with `after` behind the text: one
+    /// that stood in the text itself.
     ///
     /// `None` if no suffix of at least `min_len` tokens stood before.
     #[must_use]
-    pub fn lookup(&self, min_len: usize, n: usize) -> Option<Match<'_>> {
-        let (len, end) = self.found.filter(|(len, _)| *len >= min_len.max(1))?;
-        let until = (end + n).min(self.tokens.len());
-        let continuation = self.tokens.get(end..until).filter(|c| !c.is_empty())?;
-        Some(Match { len, continuation })
+    pub fn lookup_after(&self, after: &[u32], min_len: usize) -> Option<Match> {
+        let found = match after.is_empty() {
+            true => self.found.map(|(len, end)| Match { len, end }),
+            false => self.walk(after),
+        };
+        found.filter(|found| found.len >= min_len.max(1))
+    }
+
+    /// Reads `after` from the state of the whole text on, along suffix links where a token does
+    /// not follow.
+    fn walk(&self, after: &[u32]) -> Option<Match> {
+        let (mut state, mut len) = (self.last, self.states[self.last].len);
+        for token in after {
+            loop {
+                if let Some(next) = self.target(state, *token) {
+                    (state, len) = (next, len + 1);
+                    break;
+                }
+                let Some(link) = self.states[state].link else {
+                    len = 0;
+                    break;
+                };
+                (state, len) = (link, self.states[link].len);
+            }
+        }
+        (len > 0).then(|| Match { len, end: self.states[state].end })
     }
 
     fn add(&mut self, len: usize, end: usize, next: Vec<(u32, usize)>) -> usize {
@@ -182,23 +205,23 @@ mod tests {
 
     #[test]
     fn an_empty_history_proposes_nothing() {
-        assert_eq!(index(&[]).lookup(1, 4), None);
-        assert_eq!(index(&[5]).lookup(1, 4), None);
-        assert_eq!(index(&[5, 6]).lookup(1, 4), None);
+        for text in [&[][..], &[5], &[5, 6]] {
+            assert_eq!(index(text).lookup_after(&[], 1), None);
+            assert_eq!(index(text).lookup_after(&[7], 1), None);
+        }
     }
 
     #[test]
     fn the_continuation_of_the_latest_place_is_proposed() {
         let index = index(&[1, 2, 3, 9, 1, 2, 4, 8, 1, 2]);
-        let found = index.lookup(2, 3).unwrap();
-        assert_eq!(found, Match { len: 2, continuation: &[4, 8, 1] });
-        assert_eq!(index.lookup(3, 3), None, "no suffix of three tokens stood before");
+        assert_eq!(index.lookup_after(&[], 2), Some(Match { len: 2, end: 6 }));
+        assert_eq!(index.lookup_after(&[], 3), None, "no suffix of three tokens stood before");
     }
 
     #[test]
     fn a_repeated_token_continues_itself() {
         let index = index(&[7, 7, 7, 7]);
-        assert_eq!(index.lookup(1, 8).unwrap(), Match { len: 3, continuation: &[7] });
+        assert_eq!(index.lookup_after(&[], 1), Some(Match { len: 3, end: 3 }));
     }
 
     proptest! {
@@ -206,14 +229,29 @@ mod tests {
         fn the_match_is_the_longest_and_real(tokens in prop::collection::vec(0_u32..4, 0..120)) {
             let index = index(&tokens);
             let len = longest_by_scan(&tokens);
-            match index.lookup(1, 5) {
+            match index.lookup_after(&[], 1) {
                 None => prop_assert_eq!(len, 0),
                 Some(found) => {
                     prop_assert_eq!(found.len, len);
-                    let (_, end) = index.found.unwrap();
-                    prop_assert!(end < tokens.len());
-                    prop_assert_eq!(&tokens[end - len..end], &tokens[tokens.len() - len..]);
-                    prop_assert!(tokens[end..].starts_with(found.continuation));
+                    prop_assert!(found.end < tokens.len());
+                    prop_assert_eq!(&tokens[found.end - len..found.end], &tokens[tokens.len() - len..]);
+                }
+            }
+        }
+
+        #[test]
+        fn the_match_after_further_tokens_is_the_longest_in_the_text(
+            tokens in prop::collection::vec(0_u32..4, 0..80),
+            after in prop::collection::vec(0_u32..5, 1..20),
+        ) {
+            let whole = [&tokens[..], &after].concat();
+            let stands = |len: &usize| tokens.windows(*len).any(|w| *w == whole[whole.len() - len..]);
+            let len = (1..=tokens.len()).rev().find(stands).unwrap_or(0);
+            match index(&tokens).lookup_after(&after, 1) {
+                None => prop_assert_eq!(len, 0),
+                Some(found) => {
+                    prop_assert_eq!(found.len, len);
+                    prop_assert_eq!(&tokens[found.end - len..found.end], &whole[whole.len() - len..]);
                 }
             }
         }

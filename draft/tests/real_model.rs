@@ -169,7 +169,7 @@ fn a_target_that_drafts_for_itself_is_never_rejected() {
             if n == 0 {
                 break;
             }
-            let request = DraftRequest { session, n, params: &params };
+            let request = DraftRequest { session, assumed: &[], n, params: &params };
             let drafted = drafter.draft(&[request]).unwrap().remove(0);
             assert_eq!(drafted, answer[at..at + n], "parameters {kind}, token {at}");
             let stand = if turn % 2 == 0 { n } else { n.div_ceil(2) };
@@ -196,6 +196,7 @@ fn sessions_are_drafted_the_same_alone_and_together() {
                 .enumerate()
                 .map(|(key, params)| DraftRequest {
                     session: SessionKey(key as u64),
+                    assumed: &[],
                     n: N_DRAFT,
                     params,
                 })
@@ -232,7 +233,7 @@ fn the_repositorys_draft_model_is_worth_its_rows() {
         let mut at = 0;
         while at < answer.len() {
             let drafted = drafter
-                .draft(&[DraftRequest { session, n: K, params: &params }])
+                .draft(&[DraftRequest { session, assumed: &[], n: K, params: &params }])
                 .unwrap()
                 .remove(0);
             let rest = &answer[at..];

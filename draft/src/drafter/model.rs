@@ -1,13 +1,15 @@
 //! Drafts with a small model: a one-stage shard set with the target's tokenizer.
 //!
-//! The model's cache follows the text of each session. It may run ahead by drafted tokens; those
-//! that come to stand stay, the others are taken back by the next step's `start_pos`. Rows take
+//! The model's cache follows the text of each session. It may run ahead by tokens that are assumed
+//! or drafted; those that come to stand, or are assumed again, stay, the others are taken back by
+//! the next step's `start_pos`. Rows take
 //! the path that they take in the target (prompt rows as a prefill, all others one by one), and
 //! tokens are chosen with the request's own parameters and noise, so a draft model that is the
 //! target drafts exactly what the target will choose.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
 use stagebus_engine::{Backend, OpenError, RowPath, SessionKey, StageOutput, StepError, StepRows};
 
@@ -40,13 +42,13 @@ enum Place {
 struct Session {
     tokens: Vec<u32>,
     prompt_len: usize,
-    /// Follows `tokens` once a request needs it.
+    /// Follows `tokens` once a request needs it, and `ahead` during a call.
     history: Option<History>,
     place: Place,
-    /// Leading tokens whose rows are in the model's cache.
-    cached: usize,
-    /// Drafted tokens whose rows follow in the cache. Not empty only if all `tokens` are cached.
+    /// Tokens that were assumed or drafted after `tokens`.
     ahead: VecDeque<u32>,
+    /// Rows in the model's cache: of the leading ones of `tokens` and then `ahead`.
+    cached: usize,
 }
 
 impl Session {
@@ -56,17 +58,22 @@ impl Session {
             prompt_len: prompt.len(),
             history: None,
             place: Place::Outside,
-            cached: 0,
             ahead: VecDeque::new(),
+            cached: 0,
         }
     }
 
+    /// Length of the text with what is assumed and drafted.
+    fn len(&self) -> usize {
+        self.tokens.len() + self.ahead.len()
+    }
+
+    /// Appends a token that stands.
     fn push(&mut self, token: u32) {
         if self.ahead.front() == Some(&token) {
             self.ahead.pop_front();
-            self.cached += 1;
         } else {
-            self.ahead.clear();
+            self.assume(&[]);
         }
         self.tokens.push(token);
         if let Some(history) = &mut self.history {
@@ -82,10 +89,22 @@ impl Session {
         }
     }
 
-    /// Forgets the cache behind `len`.
-    fn keep_cached(&mut self, len: usize) {
-        self.cached = self.cached.min(len);
-        self.ahead.clear();
+    /// Lets the text go on with `assumed`, and keeps the cache as far as it agrees.
+    fn assume(&mut self, assumed: &[u32]) {
+        let same = self.ahead.iter().zip(assumed).take_while(|(a, b)| a == b).count();
+        self.ahead.truncate(same);
+        self.cached = self.cached.min(self.len());
+        self.ahead.extend(&assumed[same..]);
+    }
+
+    /// Some tokens of the text.
+    fn text(&self, range: Range<usize>) -> Vec<u32> {
+        let n_standing = self.tokens.len();
+        let standing = &self.tokens[range.start.min(n_standing)..range.end.min(n_standing)];
+        let ahead = self
+            .ahead
+            .range(range.start.saturating_sub(n_standing)..range.end.saturating_sub(n_standing));
+        standing.iter().chain(ahead).copied().collect()
     }
 }
 
@@ -98,9 +117,8 @@ struct Run<'a> {
     /// Most tokens to draft; lowered when the draft ends early.
     n: usize,
     params: Cow<'a, SamplingParams>,
-    drafted: Vec<u32>,
-    /// Drafted tokens whose rows have run.
-    n_run: usize,
+    /// Length of the text before the first drafted token.
+    start: usize,
     /// Nothing more is to be done.
     is_over: bool,
 }
@@ -164,7 +182,8 @@ impl ModelDrafter {
         request: &DraftRequest<'a>,
     ) -> Result<Option<Run<'a>>, DraftError> {
         let Some(session) = self.sessions.get_mut(&request.session) else { return Ok(None) };
-        let len = session.tokens.len();
+        session.assume(request.assumed);
+        let len = session.len();
         // The last drafted token is chosen but not run.
         let room = (self.context_length + 1).saturating_sub(len);
         let n = request.n.min(room);
@@ -187,31 +206,24 @@ impl ModelDrafter {
         if request.params.needs_history() {
             session.need_history();
         }
+        if let Some(history) = &mut session.history {
+            request.assumed.iter().for_each(|token| history.push(*token));
+        }
         let mut params = Cow::Borrowed(request.params);
         if params.top_logprobs.is_some() {
             // Nobody reads the log-probabilities of a draft.
             params.to_mut().top_logprobs = None;
         }
-        let session = request.session;
-        let drafted = Vec::with_capacity(n);
-        Ok(Some(Run { session, index, n, params, drafted, n_run: 0, is_over: false }))
+        Ok(Some(Run { session: request.session, index, n, params, start: len, is_over: false }))
     }
 
     /// The next step of a request; `None` if it is over. `intake` is what may still be taken in.
     fn plan(&mut self, at: usize, run: &Run<'_>, intake: &mut usize) -> Option<Planned> {
         let session = self.sessions.get_mut(&run.session).filter(|_| !run.is_over)?;
-        let len = session.tokens.len();
-        if let Some(last) = run.drafted.last() {
-            let start_pos = len + run.drafted.len() - 1;
-            return (run.drafted.len() < run.n).then(|| Planned {
-                run: at,
-                start_pos,
-                path: RowPath::Decode,
-                tokens: vec![*last],
-                wanted: Some(0),
-            });
-        }
-        if run.n == 0 && session.cached == len {
+        let len = session.len();
+        // A request for no tokens takes the text in, any other one ends with its last token.
+        let is_done = if run.n == 0 { session.cached == len } else { len == run.start + run.n };
+        if is_done {
             return None;
         }
         // The last row runs even if it is cached: its logits are wanted.
@@ -231,9 +243,8 @@ impl ModelDrafter {
         }
         let end = start_pos + n_rows;
         let wanted = (end == len && run.n > 0).then(|| n_rows as u32 - 1);
-        session.keep_cached(start_pos);
-        let tokens = session.tokens[start_pos..end].to_vec();
-        Some(Planned { run: at, start_pos, path, tokens, wanted })
+        session.cached = start_pos;
+        Some(Planned { run: at, start_pos, path, tokens: session.text(start_pos..end), wanted })
     }
 
     /// Runs one micro-batch and chooses the tokens after its wanted rows.
@@ -267,11 +278,7 @@ impl ModelDrafter {
                     return;
                 }
             };
-            if run.drafted.is_empty() {
-                session.cached = plan.start_pos + plan.tokens.len();
-            } else {
-                run.n_run += 1;
-            }
+            session.cached = plan.start_pos + plan.tokens.len();
             if plan.wanted.is_none() {
                 return;
             }
@@ -308,7 +315,7 @@ impl ModelDrafter {
         };
         self.backend.close(key);
         session.place = place;
-        session.keep_cached(0);
+        session.cached = 0;
         error
     }
 }
@@ -319,7 +326,7 @@ fn choose(
     session: &mut Session,
     choose: impl FnOnce(u32, &SamplingParams, &History) -> Option<u32>,
 ) {
-    let position = (session.tokens.len() + run.drafted.len()) as u32;
+    let position = session.len() as u32;
     let empty = History::default();
     let history = session.history.as_ref().unwrap_or(&empty);
     // A row that rules out every token ends the draft; the target will report its own.
@@ -327,7 +334,7 @@ fn choose(
         run.is_over = true;
         return;
     };
-    run.drafted.push(token);
+    session.ahead.push_back(token);
     if let Some(history) = &mut session.history {
         history.push(token);
     }
@@ -368,16 +375,11 @@ impl Drafter for ModelDrafter {
         }
         let mut drafts = vec![Vec::new(); requests.len()];
         for run in runs {
-            if let Some(session) = self.sessions.get_mut(&run.session) {
-                let len = session.tokens.len();
-                if run.n_run > 0 && session.cached == len {
-                    session.ahead = run.drafted[..run.n_run].iter().copied().collect();
-                }
-                if let Some(history) = &mut session.history {
-                    history.truncate(len);
-                }
+            let Some(session) = self.sessions.get_mut(&run.session) else { continue };
+            if let Some(history) = &mut session.history {
+                history.truncate(session.tokens.len());
             }
-            drafts[run.index] = run.drafted;
+            drafts[run.index] = session.text(run.start..session.len());
         }
         outcome.map(|()| drafts)
     }

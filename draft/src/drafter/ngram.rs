@@ -21,13 +21,14 @@ impl NgramDrafter {
         Self { sessions: HashMap::new(), min_match }
     }
 
-    /// At most `n` tokens for one session; none without a match.
-    pub(crate) fn propose(&self, session: SessionKey, n: usize) -> Vec<u32> {
+    /// At most `n` tokens for one session after its text and what is assumed; none without a match.
+    fn propose(&self, session: SessionKey, assumed: &[u32], n: usize) -> Vec<u32> {
         let Some(index) = self.sessions.get(&session) else { return Vec::new() };
-        let Some(found) = index.lookup(self.min_match, n) else { return Vec::new() };
+        let Some(found) = index.lookup_after(assumed, self.min_match) else { return Vec::new() };
         // A continuation shorter than `n` reaches the end of the text: the text repeats with that
         // period, and so does the proposal.
-        found.continuation.iter().copied().cycle().take(n).collect()
+        let period = index.tokens().get(found.end..).unwrap_or_default().iter().chain(assumed);
+        period.copied().cycle().take(n).collect()
     }
 }
 
@@ -45,7 +46,9 @@ impl Drafter for NgramDrafter {
     }
 
     fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>, DraftError> {
-        Ok(requests.iter().map(|request| self.propose(request.session, request.n)).collect())
+        let propose =
+            |request: &DraftRequest<'_>| self.propose(request.session, request.assumed, request.n);
+        Ok(requests.iter().map(propose).collect())
     }
 
     fn close(&mut self, session: SessionKey) {
@@ -59,8 +62,17 @@ mod tests {
     use crate::sampling::SamplingParams;
 
     fn draft(drafter: &mut NgramDrafter, session: u64, n: usize) -> Vec<u32> {
+        draft_after(drafter, session, &[], n)
+    }
+
+    fn draft_after(
+        drafter: &mut NgramDrafter,
+        session: u64,
+        assumed: &[u32],
+        n: usize,
+    ) -> Vec<u32> {
         let params = SamplingParams::default();
-        let request = DraftRequest { session: SessionKey(session), n, params: &params };
+        let request = DraftRequest { session: SessionKey(session), assumed, n, params: &params };
         drafter.draft(&[request]).unwrap().remove(0)
     }
 
@@ -85,8 +97,12 @@ mod tests {
         drafter.accept(a, &[1, 2]);
         drafter.accept(b, &[1, 2]);
         let params = SamplingParams::default();
-        let requests =
-            [(b, 1), (a, 2)].map(|(session, n)| DraftRequest { session, n, params: &params });
+        let requests = [(b, 1), (a, 2)].map(|(session, n)| DraftRequest {
+            session,
+            assumed: &[],
+            n,
+            params: &params,
+        });
         assert_eq!(drafter.draft(&requests).unwrap(), [vec![9], vec![3, 4]]);
         drafter.open(a, &[7, 8]);
         assert!(draft(&mut drafter, 1, 4).is_empty(), "the text of before is gone");
@@ -96,9 +112,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_assumed_is_looked_up_too_and_then_forgotten() {
+        let mut drafter = NgramDrafter::new(2);
+        drafter.open(SessionKey(1), &[1, 2, 3, 4, 5, 6, 1, 2]);
+        assert_eq!(draft_after(&mut drafter, 1, &[3, 4], 2), [5, 6]);
+        assert_eq!(draft_after(&mut drafter, 1, &[3, 4, 5, 6, 1, 2], 3), [3, 4, 5]);
+        assert!(draft_after(&mut drafter, 1, &[9, 3], 2).is_empty(), "one token matches");
+        assert_eq!(draft_after(&mut drafter, 1, &[9, 4, 5], 1), [6]);
+        assert_eq!(draft(&mut drafter, 1, 2), [3, 4]);
+    }
+
+    #[test]
     fn a_repeating_text_goes_on_repeating() {
         let mut drafter = NgramDrafter::new(3);
         drafter.open(SessionKey(1), &[4, 1, 2, 3, 1, 2, 3, 1, 2]);
         assert_eq!(draft(&mut drafter, 1, 7), [3, 1, 2, 3, 1, 2, 3]);
+        assert_eq!(draft_after(&mut drafter, 1, &[3, 1, 2, 3], 4), [1, 2, 3, 1]);
     }
 }

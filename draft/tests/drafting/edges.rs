@@ -40,8 +40,12 @@ fn a_long_prompt_delays_others_by_one_bounded_intake() {
     let mut drafter = drafter();
     drafter.open(SessionKey(1), &long);
     drafter.open(SessionKey(2), &short);
-    let requests =
-        [1, 2].map(|session| DraftRequest { session: SessionKey(session), n: 3, params: &params });
+    let requests = [1, 2].map(|session| DraftRequest {
+        session: SessionKey(session),
+        assumed: &[],
+        n: 3,
+        params: &params,
+    });
     let mut calls = 0;
     loop {
         let drafts = drafter.draft(&requests).unwrap();
@@ -74,8 +78,12 @@ fn sessions_without_room_are_not_drafted_for_until_one_ends() {
     let (a, b) = (text(5), text(6));
     drafter.open(SessionKey(1), &a);
     drafter.open(SessionKey(2), &b);
-    let requests =
-        [1, 2].map(|session| DraftRequest { session: SessionKey(session), n: 2, params: &params });
+    let requests = [1, 2].map(|session| DraftRequest {
+        session: SessionKey(session),
+        assumed: &[],
+        n: 2,
+        params: &params,
+    });
     let drafts = drafter.draft(&requests).unwrap();
     assert_eq!(drafts, [model().expected(&a, 2), vec![]]);
     drafter.close(SessionKey(1));
@@ -90,8 +98,12 @@ fn a_failure_is_told_and_the_session_replayed() {
     let (a, b) = (text(5), text(6));
     drafter.open(SessionKey(1), &a);
     drafter.open(SessionKey(2), &b);
-    let requests =
-        [1, 2].map(|session| DraftRequest { session: SessionKey(session), n: 3, params: &params });
+    let requests = [1, 2].map(|session| DraftRequest {
+        session: SessionKey(session),
+        assumed: &[],
+        n: 3,
+        params: &params,
+    });
     // The second row of session 2 is step 3 of the backend.
     let error = drafter.draft(&requests).unwrap_err();
     assert!(matches!(
@@ -119,7 +131,7 @@ fn a_part_of_a_model_and_a_wrong_head_are_no_draft_models() {
     let mut drafter = ModelDrafter::new(Box::new(first), 100, DraftHead::whole(VOCAB_SIZE));
     drafter.open(SessionKey(1), &[1, 2]);
     let params = params(GREEDY);
-    let request = DraftRequest { session: SessionKey(1), n: 2, params: &params };
+    let request = DraftRequest { session: SessionKey(1), assumed: &[], n: 2, params: &params };
     assert!(matches!(drafter.draft(&[request]), Err(DraftError::NotLogits)));
 
     let whole = Box::new(backend(TestOptions::default()));

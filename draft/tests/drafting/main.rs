@@ -38,7 +38,7 @@ fn draft_one(
     n: usize,
     params: &SamplingParams,
 ) -> Vec<u32> {
-    let request = DraftRequest { session: SessionKey(session), n, params };
+    let request = DraftRequest { session: SessionKey(session), assumed: &[], n, params };
     drafter.draft(&[request]).expect("drafts").remove(0)
 }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use stagebus_draft::drafter::{DraftRequest, Drafter, HybridDrafter, ModelDrafter, NgramDrafter};
 use stagebus_engine::SessionKey;
 
-use super::{VOCAB_SIZE, draft_one, drafter, head_token, params};
+use super::{VOCAB_SIZE, drafter, head_token, params};
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -14,10 +14,13 @@ enum Move {
         session: u64,
         prompt: Vec<u32>,
     },
-    /// Drafts for several sessions in one call.
+    /// Drafts for several sessions in one call, after the first tokens of the last draft and then
+    /// others.
     Draft {
         sessions: Vec<u64>,
         n: usize,
+        n_assumed: usize,
+        others: Vec<u32>,
     },
     /// Accepts the first tokens of the last draft, then others.
     Accept {
@@ -36,9 +39,15 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
         1 => (session.clone(), prop::collection::vec(token.clone(), 1..20))
             .prop_map(|(session, prompt)| Move::Open { session, prompt }),
-        4 => (prop::sample::subsequence(vec![0_u64, 1, 2, 3], 0..=4), 0_usize..7)
-            .prop_map(|(sessions, n)| Move::Draft { sessions, n }),
-        4 => (session.clone(), 0_usize..8, prop::collection::vec(token, 0..3))
+        6 => (
+            prop::sample::subsequence(vec![0_u64, 1, 2, 3], 0..=4),
+            0_usize..7,
+            0_usize..16,
+            prop::collection::vec(token.clone(), 0..2),
+        ).prop_map(|(sessions, n, n_assumed, others)| {
+            Move::Draft { sessions, n, n_assumed, others }
+        }),
+        4 => (session.clone(), 0_usize..12, prop::collection::vec(token, 0..3))
             .prop_map(|(session, n_drafted, others)| Move::Accept { session, n_drafted, others }),
         1 => session.prop_map(|session| Move::Close { session }),
     ];
@@ -51,11 +60,12 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 /// Text of a session and the length of its prompt.
 type Texts = HashMap<u64, (Vec<u32>, usize)>;
 
-/// Plays the moves; after every draft compares each answer with `alone(text, prompt_len, n, key)`.
+/// Plays the moves; after every draft compares each answer with
+/// `alone(text, n_prompt_and_standing, n, key)`.
 fn play<D: Drafter>(
     drafter: &mut D,
     moves: &[Move],
-    alone: impl Fn(&[u32], usize, usize, u64) -> Vec<u32>,
+    alone: impl Fn(&[u32], (usize, usize), usize, u64) -> Vec<u32>,
 ) -> Result<(), TestCaseError> {
     let mut texts = Texts::new();
     let mut last: HashMap<u64, Vec<u32>> = HashMap::new();
@@ -66,24 +76,34 @@ fn play<D: Drafter>(
                 texts.insert(*session, (prompt.clone(), prompt.len()));
                 last.remove(session);
             }
-            Move::Draft { sessions, n } => {
+            Move::Draft { sessions, n, n_assumed, others } => {
+                let assumed: Vec<Vec<u32>> = sessions
+                    .iter()
+                    .map(|session| {
+                        let drafted = last.get(session).into_iter().flatten();
+                        drafted.take(*n_assumed).chain(others).copied().collect()
+                    })
+                    .collect();
                 let params: Vec<_> = sessions.iter().map(|session| params(*session)).collect();
                 let requests: Vec<_> = sessions
                     .iter()
-                    .zip(&params)
-                    .map(|(session, params)| DraftRequest {
+                    .zip(params.iter().zip(&assumed))
+                    .map(|(session, (params, assumed))| DraftRequest {
                         session: SessionKey(*session),
+                        assumed,
                         n: *n,
                         params,
                     })
                     .collect();
                 let drafts = drafter.draft(&requests).expect("drafts");
-                for (session, draft) in sessions.iter().zip(drafts) {
+                for ((session, mut assumed), draft) in sessions.iter().zip(assumed).zip(drafts) {
                     let want = texts.get(session).map_or_else(Vec::new, |(text, prompt_len)| {
-                        alone(text, *prompt_len, *n, *session)
+                        let whole = [&text[..], &assumed].concat();
+                        alone(&whole, (*prompt_len, text.len()), *n, *session)
                     });
                     prop_assert_eq!(&draft, &want, "session {}", session);
-                    last.insert(*session, draft);
+                    assumed.extend(draft);
+                    last.insert(*session, assumed);
                 }
             }
             Move::Accept { session, n_drafted, others } => {
@@ -108,17 +128,20 @@ fn play<D: Drafter>(
 fn fresh<D: Drafter>(
     mut drafter: D,
     text: &[u32],
-    prompt_len: usize,
+    (prompt_len, n_standing): (usize, usize),
     n: usize,
     key: u64,
 ) -> Vec<u32> {
-    drafter.open(SessionKey(key), &text[..prompt_len]);
-    drafter.accept(SessionKey(key), &text[prompt_len..]);
-    draft_one(&mut drafter, key, n, &params(key))
+    let session = SessionKey(key);
+    drafter.open(session, &text[..prompt_len]);
+    drafter.accept(session, &text[prompt_len..n_standing]);
+    let params = params(key);
+    let request = DraftRequest { session, assumed: &text[n_standing..], n, params: &params };
+    drafter.draft(&[request]).expect("drafts").remove(0)
 }
 
 /// The tokens that the head itself chooses one after the other.
-fn by_head(text: &[u32], prompt_len: usize, n: usize, key: u64) -> Vec<u32> {
+fn by_head(text: &[u32], (prompt_len, _): (usize, usize), n: usize, key: u64) -> Vec<u32> {
     let mut text = text.to_vec();
     let start = text.len();
     for _ in 0..n {
@@ -139,16 +162,14 @@ proptest! {
 
     #[test]
     fn a_look_up_drafts_the_same_alone_and_in_company(moves in moves()) {
-        play(&mut NgramDrafter::new(2), &moves, |text, prompt_len, n, key| {
-            fresh(NgramDrafter::new(2), text, prompt_len, n, key)
+        play(&mut NgramDrafter::new(2), &moves, |text, lens, n, key| {
+            fresh(NgramDrafter::new(2), text, lens, n, key)
         })?;
     }
 
     #[test]
     fn a_hybrid_drafts_the_same_alone_and_in_company(moves in moves()) {
         let new = || HybridDrafter::<ModelDrafter>::new(drafter());
-        play(&mut new(), &moves, |text, prompt_len, n, key| {
-            fresh(new(), text, prompt_len, n, key)
-        })?;
+        play(&mut new(), &moves, |text, lens, n, key| fresh(new(), text, lens, n, key))?;
     }
 }
