@@ -11,6 +11,7 @@
 use std::time::Duration;
 
 use crate::control::StepCosts;
+use crate::windows::{StageCost, WindowCosts};
 
 /// Weight of one new measurement against the past: about the last twenty count.
 const SMOOTHING: f64 = 0.05;
@@ -115,6 +116,20 @@ impl StepCostModel {
     /// Learns how long a session waited for its draft, per token.
     pub fn draft(&mut self, per_token: Duration) {
         smooth(&mut self.draft, per_token.as_secs_f64());
+    }
+
+    /// What the parts of a window's way cost while `n_active` sessions decode; `None` before the
+    /// first measurement.
+    #[must_use]
+    pub fn windows(&self, n_active: usize) -> Option<WindowCosts> {
+        let cost = |line: &Line| line.coefficients().map(|(base, row)| StageCost { base, row });
+        let stages: Option<Vec<StageCost>> = self.stages.iter().map(cost).collect();
+        Some(WindowCosts {
+            stages: stages.filter(|stages| !stages.is_empty())?,
+            links: Duration::from_secs_f64(self.overhead.unwrap_or(0.0)),
+            draft: Duration::from_secs_f64(self.draft.unwrap_or(0.0)),
+            n_active,
+        })
     }
 
     /// What a step costs while `n_active` sessions decode; `None` before the first measurement.

@@ -20,3 +20,4 @@ pub mod drafter;
 pub mod ngram;
 pub mod noise;
 pub mod sampling;
+pub mod windows;
