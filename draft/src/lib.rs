@@ -14,6 +14,7 @@
 )]
 
 pub mod acceptance;
+pub mod chain;
 pub mod control;
 pub mod costs;
 pub mod drafter;
