@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use stagebus_coordinator::DraftTokens;
+use stagebus_coordinator::AutoOr;
 use stagebus_schemas::ids::RequestId;
 use stagebus_schemas::messages::public::{ChatMessage, PromptRequest};
 use stagebus_settings::ProcessArgs;
@@ -60,7 +60,7 @@ pub struct CheckArgs {
     /// Tokens to draft per step: numbers, or `auto`; each is a run of its own on the same fleet
     /// [default: auto]
     #[arg(long, value_name = "K,K", value_delimiter = ',')]
-    k: Vec<DraftTokens>,
+    k: Vec<AutoOr>,
 
     #[command(flatten)]
     process: ProcessArgs,
@@ -97,7 +97,7 @@ pub async fn run(args: CheckArgs, quiet: bool, stop: CancellationToken) -> anyho
         let text = TextModel::load(&set.dir)
             .with_context(|| format!("cannot load the tokenizer of {}", set.dir.display()))?;
         let run = |k| Run { cases: &cases, set: &set, text: &text, k, quiet, stop: &stop };
-        let ks = if args.k.is_empty() { &[DraftTokens::Auto][..] } else { &args.k };
+        let ks = if args.k.is_empty() { &[AutoOr::Auto][..] } else { &args.k };
         report.model.clone_from(&set.manifest.model);
         local::with_fleet(spec, &stop, async |target| {
             for k in ks {
@@ -124,7 +124,7 @@ struct Run<'a> {
     cases: &'a [Case],
     set: &'a ShardSet,
     text: &'a TextModel,
-    k: DraftTokens,
+    k: AutoOr,
     quiet: bool,
     stop: &'a CancellationToken,
 }
@@ -190,8 +190,8 @@ impl Run<'_> {
             request_id: Some(RequestId::random()),
             max_tokens: Some(u32::try_from(max_tokens).unwrap_or(u32::MAX)),
             draft_tokens: match self.k {
-                DraftTokens::Auto => None,
-                DraftTokens::Fixed(k) => Some(k),
+                AutoOr::Auto => None,
+                AutoOr::Fixed(k) => Some(k),
             },
             ..request
         };
@@ -235,7 +235,7 @@ fn first_difference_in_text(expected: &str, found: &str) -> Option<usize> {
 
 fn run_report(
     set: &ShardSet,
-    k: DraftTokens,
+    k: AutoOr,
     cases: Vec<CaseReport>,
     started: Instant,
 ) -> RunReport {

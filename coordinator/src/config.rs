@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stagebus_draft::control::MAX_DRAFT_TOKENS;
+use stagebus_draft::windows::MAX_WINDOWS;
 use stagebus_schemas::messages::control::HeadMode;
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_settings::BrokerSettings;
@@ -57,11 +58,11 @@ impl TryFrom<String> for DraftChoice {
     }
 }
 
-/// How many tokens are drafted per step.
+/// A number, or whatever the coordinator finds best by what it measures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "NumberOrText", into = "NumberOrText")]
-pub enum DraftTokens {
-    /// As many as pay, from measured acceptance and times; none where none do.
+pub enum AutoOr {
+    /// As many as pay.
     #[default]
     Auto,
     /// Always this many.
@@ -75,7 +76,7 @@ enum NumberOrText {
     Text(String),
 }
 
-impl FromStr for DraftTokens {
+impl FromStr for AutoOr {
     type Err = DraftSettingError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -84,12 +85,12 @@ impl FromStr for DraftTokens {
         }
         text.parse().map(Self::Fixed).map_err(|_not_a_number| DraftSettingError {
             found: text.to_owned(),
-            expected: "auto or a number of tokens",
+            expected: "auto or a number",
         })
     }
 }
 
-impl std::fmt::Display for DraftTokens {
+impl std::fmt::Display for AutoOr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
@@ -98,7 +99,7 @@ impl std::fmt::Display for DraftTokens {
     }
 }
 
-impl TryFrom<NumberOrText> for DraftTokens {
+impl TryFrom<NumberOrText> for AutoOr {
     type Error = DraftSettingError;
 
     fn try_from(value: NumberOrText) -> Result<Self, Self::Error> {
@@ -109,11 +110,11 @@ impl TryFrom<NumberOrText> for DraftTokens {
     }
 }
 
-impl From<DraftTokens> for NumberOrText {
-    fn from(value: DraftTokens) -> Self {
+impl From<AutoOr> for NumberOrText {
+    fn from(value: AutoOr) -> Self {
         match value {
-            DraftTokens::Auto => Self::Text("auto".to_owned()),
-            DraftTokens::Fixed(n) => Self::Number(n),
+            AutoOr::Auto => Self::Text("auto".to_owned()),
+            AutoOr::Fixed(n) => Self::Number(n),
         }
     }
 }
@@ -177,7 +178,9 @@ pub struct CoordinatorSettings {
     /// Shard set of the draft model: one stage, the tokenizer of the model.
     pub draft_shards: Option<PathBuf>,
     /// Tokens to draft per step; requests may say otherwise.
-    pub draft_tokens: DraftTokens,
+    pub draft_tokens: AutoOr,
+    /// Most verifies of one session under way at the same time; requests may say otherwise.
+    pub windows: AutoOr,
     /// Most tokens to draft per step.
     pub max_draft_tokens: u32,
     /// Inference threads of the draft model; 0 leaves the choice to the device.
@@ -208,7 +211,8 @@ impl Default for CoordinatorSettings {
             preempted_wait_ms: 600_000,
             draft: DraftChoice::Auto,
             draft_shards: None,
-            draft_tokens: DraftTokens::Auto,
+            draft_tokens: AutoOr::Auto,
+            windows: AutoOr::Auto,
             max_draft_tokens: 10,
             draft_threads: 1,
             jobs: JobSettings::default(),
@@ -237,9 +241,9 @@ impl CoordinatorSettings {
     /// The first [`SettingError`] found.
     pub fn validate(&self) -> Result<(), SettingError> {
         const DAY_MS: u64 = 24 * 60 * 60 * 1000;
-        let fixed = match self.draft_tokens {
-            DraftTokens::Auto => 0,
-            DraftTokens::Fixed(n) => n,
+        let or = |value: AutoOr, least| match value {
+            AutoOr::Auto => least,
+            AutoOr::Fixed(n) => u64::from(n),
         };
         let checks = [
             ("max_sessions", self.max_sessions as u64, 1, 1 << 16),
@@ -259,7 +263,8 @@ impl CoordinatorSettings {
             ("client_wait_ms", self.client_wait_ms, 1, DAY_MS),
             ("preempted_wait_ms", self.preempted_wait_ms, 0, DAY_MS),
             ("max_draft_tokens", u64::from(self.max_draft_tokens), 0, MAX_DRAFT_TOKENS),
-            ("draft_tokens", u64::from(fixed), 0, u64::from(self.max_draft_tokens)),
+            ("draft_tokens", or(self.draft_tokens, 0), 0, u64::from(self.max_draft_tokens)),
+            ("windows", or(self.windows, 1), 1, MAX_WINDOWS as u64),
         ];
         for (key, found, least, most) in checks.into_iter().chain(self.jobs.ranges()) {
             if !(least..=most).contains(&found) {
@@ -307,16 +312,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draft_lengths_are_numbers_or_auto() {
-        let read =
-            |json: &str| serde_json::from_str::<DraftTokens>(json).map_err(|e| e.to_string());
-        assert_eq!(read("7"), Ok(DraftTokens::Fixed(7)));
-        assert_eq!(read(r#""7""#), Ok(DraftTokens::Fixed(7)));
-        assert_eq!(read(r#""auto""#), Ok(DraftTokens::Auto));
+    fn some_settings_are_numbers_or_auto() {
+        let read = |json: &str| serde_json::from_str::<AutoOr>(json).map_err(|e| e.to_string());
+        assert_eq!(read("7"), Ok(AutoOr::Fixed(7)));
+        assert_eq!(read(r#""7""#), Ok(AutoOr::Fixed(7)));
+        assert_eq!(read(r#""auto""#), Ok(AutoOr::Auto));
         assert!(read(r#""some""#).unwrap_err().contains("auto or a number"));
-        let long = DraftTokens::Fixed(11);
+        let long = AutoOr::Fixed(11);
         let settings = CoordinatorSettings { draft_tokens: long, ..CoordinatorSettings::default() };
         assert_eq!(settings.validate().unwrap_err().key, "draft_tokens");
+        let many = AutoOr::Fixed(9);
+        let settings = CoordinatorSettings { windows: many, ..CoordinatorSettings::default() };
+        assert_eq!(settings.validate().unwrap_err().key, "windows");
     }
 
     #[test]

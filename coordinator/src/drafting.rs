@@ -1,8 +1,9 @@
 //! Where drafts are made: the owner asks, and hears back.
 //!
 //! Prompt look-up takes microseconds and runs where it is asked. A draft model runs on a thread of
-//! its own, `draft`; whatever waits there when it is free becomes one micro-batch. A session has at
-//! most one draft under way, so what waits is bounded by the sessions.
+//! its own, `draft`; whatever waits there when it is free becomes one micro-batch. A session waits
+//! for one draft at a time; an order that is out of date when the next one comes is not carried
+//! out, so what waits is bounded by the sessions.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -25,7 +26,7 @@ use crate::error::CoordinatorError;
 const MAX_WAITING: usize = 4096;
 
 /// One session's wish for a draft.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct DraftOrder {
     /// The session.
     pub(crate) session: SessionId,
@@ -33,6 +34,8 @@ pub(crate) struct DraftOrder {
     pub(crate) ticket: u64,
     /// Tokens that came to stand since the last wish.
     pub(crate) accepted: Vec<u32>,
+    /// Tokens after those that were drafted before and do not stand yet.
+    pub(crate) assumed: Vec<u32>,
     /// Most tokens to draft.
     pub(crate) n: usize,
     /// How the last stage will choose.
@@ -266,6 +269,7 @@ fn take(drafter: &mut dyn Drafter, command: DraftCommand, orders: &mut Vec<Draft
         DraftCommand::Open(session, prompt) => drafter.open(key_of(session), &prompt),
         DraftCommand::Draft(order) => {
             drafter.accept(key_of(order.session), &order.accepted);
+            orders.retain(|other| other.session != order.session);
             orders.push(order);
         }
         DraftCommand::Close(session) => {
@@ -283,6 +287,7 @@ fn draft(drafter: &mut dyn Drafter, orders: &[DraftOrder]) -> Vec<Drafted> {
         .iter()
         .map(|order| DraftRequest {
             session: key_of(order.session),
+            assumed: &order.assumed,
             n: order.n,
             params: &order.params,
         })
@@ -321,6 +326,7 @@ mod tests {
             session: SESSION,
             ticket,
             accepted: accepted.to_vec(),
+            assumed: Vec::new(),
             n: 2,
             params,
         })

@@ -13,7 +13,7 @@ use crate::session::Session;
 /// Chooses the tokens that follow the wanted rows of a step.
 ///
 /// **Shape**: `logits` is `[n_wanted, vocab_size]`. `wanted` are the rows' positions: the last row
-/// of what stands, and then those of `drafted`.
+/// of what stands, and then those of `drafted`. What was sent in earlier windows stands by now.
 ///
 /// # Errors
 /// [`Fault::WrongRows`] for logits of another shape, [`Fault::NoToken`].

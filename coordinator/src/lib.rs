@@ -30,7 +30,7 @@ mod timings;
 mod transcript;
 
 pub use config::{
-    CoordinatorConfig, CoordinatorSettings, DraftChoice, DraftTokens, JobSettings, JobsMode,
+    AutoOr, CoordinatorConfig, CoordinatorSettings, DraftChoice, JobSettings, JobsMode,
     SettingError,
 };
 pub use coordinator::{Ready, run};

@@ -16,7 +16,7 @@ use stagebus_schemas::messages::public::{FinishReason, RequestState};
 use stagebus_schemas::messages::sampling::Sampling;
 
 pub(crate) use fill::plan_fill;
-pub(crate) use running::{Answer, Running};
+pub(crate) use running::{Answer, DraftWait, Running};
 
 use crate::action::{Effect, OpenFailure};
 use crate::client::Client;
@@ -110,7 +110,7 @@ pub(crate) enum SessionState {
     /// The workers are asked to open it.
     Opening(Opening),
     /// Its steps run.
-    Running(Running),
+    Running(Box<Running>),
 }
 
 /// A step from one state to another that the session's life does not have.
@@ -275,32 +275,42 @@ impl Session {
             start_pos: position(start_pos),
             tokens: tokens?.to_vec(),
             wanted: chooses.then(|| position(n_rows - 1)).into_iter().collect(),
-            drafted: Vec::new(),
             held_from: chunk.held_from,
         };
         self.watch.step_sent(now);
         Some(running.send(self.id, rows, now))
     }
 
-    /// The step that appends the last generated token and verifies `drafted`.
-    pub(crate) fn send_decode(&mut self, drafted: Vec<u32>, now: Instant) -> Option<Effect> {
+    /// The next window: at most `n` rows of the last generated token and what was drafted after it.
+    /// Returns how many of them are drafted, too.
+    pub(crate) fn send_window(&mut self, n: usize, now: Instant) -> Option<(Effect, usize)> {
         let SessionState::Running(running) = &mut self.state else { return None };
-        let mut tokens = vec![*self.output.last()?];
-        tokens.extend_from_slice(&drafted);
+        let (first, tokens) = running.chain.send(*self.output.last()?, n);
+        let n_drafted = tokens.len() - usize::from(first == 0 && !tokens.is_empty());
         let rows = Rows {
             phase: Phase::Decode,
-            start_pos: position(self.prompt.len() + self.output.len() - 1),
+            start_pos: position(self.prompt.len() + self.output.len() - 1 + first),
             wanted: (0..position(tokens.len())).collect(),
             tokens,
-            drafted,
             held_from: None,
         };
-        Some(running.send(self.id, rows, now))
+        Some((running.send(self.id, rows, now), n_drafted))
     }
 
-    /// Tokens that may still be drafted: the step yields one token more than it verifies.
+    /// Tokens that may still be drafted: verifying them yields one token more.
     pub(crate) fn draft_room(&self) -> usize {
-        (self.max_tokens as usize).saturating_sub(self.output.len() + 1)
+        let n_drafted = self.running().map_or(0, |running| running.chain.len());
+        (self.max_tokens as usize).saturating_sub(self.output.len() + 1 + n_drafted)
+    }
+
+    /// Takes a draft, as far as it agrees with what came to stand meanwhile.
+    pub(crate) fn take_draft(&mut self, wait: DraftWait, drafted: &[u32]) {
+        let SessionState::Running(running) = &mut self.state else { return };
+        let known = wait.from.saturating_sub(self.prompt.len());
+        let known = self.output.get(known..).unwrap_or_default();
+        if let Some(rest) = drafted.strip_prefix(known) {
+            running.chain.extend(rest, wait.n.saturating_sub(known.len()));
+        }
     }
 
     /// Orders a draft of `n` tokens and waits for it, at most for `patience`.
@@ -313,13 +323,21 @@ impl Session {
         let SessionState::Running(running) = &mut self.state else { return None };
         let view = self.drafter.as_mut()?;
         view.n_orders += 1;
-        running.wait_for_draft(view.n_orders, now, now + patience);
+        let assumed: Vec<u32> = running.chain.tokens().collect();
+        running.wait_for_draft(DraftWait {
+            ticket: view.n_orders,
+            from: self.prompt.len() + self.output.len() + assumed.len(),
+            n,
+            since: now,
+            deadline: now + patience,
+        });
         let accepted = self.output.get(view.n_output..).unwrap_or_default().to_vec();
         view.n_output = self.output.len();
         Some(Effect::Draft(DraftCommand::Draft(DraftOrder {
             session: self.id,
             ticket: view.n_orders,
             accepted,
+            assumed,
             n,
             params: Arc::clone(&self.sampling),
         })))
@@ -350,9 +368,11 @@ impl Session {
         self.bloat = self.bloat.max(f64::from(masked) / f64::from(len));
     }
 
-    /// Forgets generated tokens from `len` on: they follow a stop string.
-    pub(crate) fn truncate_output(&mut self, len: usize) {
+    /// Forgets generated tokens from `len` on, which follow a stop string, and returns their number.
+    pub(crate) fn truncate_output(&mut self, len: usize) -> usize {
+        let n_cut = self.output.len().saturating_sub(len);
         self.output.truncate(len);
+        n_cut
     }
 
     /// Takes the answer to a step.

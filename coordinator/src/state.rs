@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use stagebus_draft::costs::StepCostModel;
 use stagebus_draft::sampling::Sampler;
+use stagebus_draft::windows::Fit;
 use stagebus_schemas::ids::{CoordinatorId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement, WorkerState};
 use stagebus_schemas::messages::head::HeadRow;
@@ -128,6 +129,8 @@ pub(crate) struct State {
     output_share: OutputShare,
     /// What decode steps cost.
     costs: StepCostModel,
+    /// How fast sessions were against what was expected.
+    fit: Fit,
     /// Smoothed acceptance of the sessions that have ended.
     acceptance: f64,
     /// Sessions that decode.
@@ -144,6 +147,8 @@ struct Unsettled {
     session: SessionId,
     /// The tokens, with the rows that chose them.
     rows: Vec<HeadRow>,
+    /// Generated tokens up to the last of them.
+    output_len: usize,
     /// Set with the last token.
     end: Option<FinishReason>,
 }
@@ -171,6 +176,7 @@ impl State {
             place_time: Smoothed::default(),
             output_share: OutputShare::default(),
             costs: StepCostModel::default(),
+            fit: Fit::default(),
             acceptance: FIRST_ACCEPTANCE,
             n_decoding: 0,
             counters: Counters::default(),

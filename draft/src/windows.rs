@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Most windows in flight that anybody may ask for: the rows of more would be wasted, since no
 /// drafter is right for that long.
-pub const MAX_WINDOWS: u64 = 8;
+pub const MAX_WINDOWS: usize = 8;
 
 /// Probability of reaching a window below which the rest of the chain is not looked at.
 const NEGLIGIBLE: f64 = 0.03;
@@ -38,6 +38,9 @@ const GAINS: (f64, f64) = (1.02, 1.2);
 
 /// Seconds that the assumption is worth that sessions are as fast as expected.
 const FIRST_WEIGHT: f64 = 0.5;
+
+/// Longest time that counts, in times of what was expected.
+const MOST_TAKEN: f64 = 4.0;
 
 /// Weight of the past against one answer in what is known of several windows.
 const FIT_DECAY: f64 = 0.97;
@@ -132,6 +135,12 @@ impl Plan {
     #[must_use]
     pub const fn single(k: usize) -> Self {
         Self { k, depth: 1, lead: false }
+    }
+
+    /// Whether one window at a time is under way.
+    #[must_use]
+    pub const fn is_single(&self) -> bool {
+        self.depth <= 1
     }
 
     /// Tokens per second of a session whose drafted tokens stand with probability `p` each.
@@ -265,9 +274,9 @@ impl WindowControl {
     }
 
     /// Returns the plan for what is sent next. `single` is what a session that has one window at a
-    /// time would do, `fit` how much of the expected speed several windows reach.
+    /// time would do (if it drafts nothing, nobody does), `fit` how much of the expected speed several windows reach.
     pub fn next(&mut self, single: Plan, p: f64, costs: &WindowCosts, fit: f64) -> Plan {
-        if !self.may_overlap() || (single.k == 0 && self.choices.depth.0 <= 1) {
+        if !self.may_overlap() || single.k == 0 {
             self.plan = None;
             return single;
         }
@@ -348,7 +357,9 @@ impl Fit {
         if rate <= 0.0 {
             return;
         }
-        let (expected, taken) = (n_tokens as f64 / rate, taken.as_secs_f64());
+        let expected = n_tokens as f64 / rate;
+        // A pause has reasons that no plan changes.
+        let taken = taken.as_secs_f64().min(MOST_TAKEN * expected);
         let times = if is_single {
             let first = Self::default().several;
             self.several.fade(first);

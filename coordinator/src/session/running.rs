@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use stagebus_draft::chain::{Chain, Verdict};
 use stagebus_schemas::ids::{Epoch, SessionId, StageIndex, StepNumber, WorkerId};
 use stagebus_schemas::messages::control::StepProgress;
 use stagebus_schemas::messages::forward::{Phase, Step};
@@ -25,7 +26,9 @@ pub(crate) struct Running {
     next_step: StepNumber,
     /// Steps without an answer, oldest first.
     in_flight: VecDeque<InFlight>,
-    /// The draft that the next step waits for.
+    /// What was drafted after the last token.
+    pub(super) chain: Chain,
+    /// The draft that was ordered.
     drafting: Option<DraftWait>,
     /// When a step was last answered, or sent while none was under way.
     last_progress: Instant,
@@ -50,10 +53,14 @@ struct Heard {
 
 /// A draft that was ordered and has not come.
 #[derive(Debug, Clone, Copy)]
-struct DraftWait {
-    ticket: u64,
-    since: Instant,
-    deadline: Instant,
+pub(crate) struct DraftWait {
+    pub(crate) ticket: u64,
+    /// Position of the first token that it drafts.
+    pub(crate) from: usize,
+    /// Most tokens that it drafts.
+    pub(crate) n: usize,
+    pub(crate) since: Instant,
+    pub(crate) deadline: Instant,
 }
 
 /// A step that was sent and not answered.
@@ -63,9 +70,11 @@ struct InFlight {
     phase: Phase,
     /// Positions whose next token the step chooses.
     wanted: Vec<u32>,
-    /// Tokens that it verifies.
-    drafted: Vec<u32>,
+    /// Its tokens after the first.
+    after_first: Vec<u32>,
     sent: Instant,
+    /// The session went on in another way: its rows are for nothing.
+    is_stale: bool,
 }
 
 /// Rows of the next step.
@@ -75,8 +84,6 @@ pub(super) struct Rows {
     pub(super) start_pos: u32,
     pub(super) tokens: Vec<u32>,
     pub(super) wanted: Vec<u32>,
-    /// The last of `tokens`, as far as they are drafted.
-    pub(super) drafted: Vec<u32>,
     /// The first of the stages that hold the rows.
     pub(super) held_from: Option<StageIndex>,
 }
@@ -86,9 +93,10 @@ pub(super) struct Rows {
 pub(crate) enum Answer {
     /// Not for a step that is under way: a repeat or a latecomer.
     Late,
-    /// The step is done; these are its wanted rows with the tokens that follow them, and the
-    /// tokens that it verified.
-    Done { phase: Phase, rows: Vec<HeadRow>, drafted: Vec<u32>, round_trip: Duration },
+    /// The step is done, but the session has gone on in another way.
+    Stale,
+    /// The step is done; these are its wanted rows with the tokens that follow them.
+    Done { phase: Phase, rows: Vec<HeadRow>, round_trip: Duration },
     /// An earlier step has no answer: a message was lost.
     Gap { expected: StepNumber },
     /// The rows are not those that the step asked for.
@@ -108,6 +116,7 @@ impl Running {
             next_pos: start_pos,
             next_step: StepNumber::FIRST,
             in_flight: VecDeque::new(),
+            chain: Chain::default(),
             drafting: None,
             last_progress: now,
             last_check: now,
@@ -141,20 +150,45 @@ impl Running {
         self.fill.is_empty() && self.in_flight.iter().all(|step| step.phase == Phase::Decode)
     }
 
-    /// Waits for a draft from `since` until `deadline`.
-    pub(crate) fn wait_for_draft(&mut self, ticket: u64, since: Instant, deadline: Instant) {
-        self.drafting = Some(DraftWait { ticket, since, deadline });
+    /// Steps under way whose answers still matter.
+    pub(crate) fn n_live(&self) -> usize {
+        self.in_flight.iter().filter(|step| !step.is_stale).count()
     }
 
-    /// When the draft that the session waits for comes too late.
+    /// What was drafted after the last token.
+    pub(crate) fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// Compares the choices of the oldest window with the chain. If one differs, the windows behind
+    /// it are stale, and so is the draft that is made.
+    pub(crate) fn judge(&mut self, rows: &[HeadRow]) -> Verdict {
+        let verdict = self.chain.judge(rows.iter().map(|row| row.token));
+        if verdict.differs {
+            self.in_flight.iter_mut().for_each(|step| step.is_stale = true);
+            self.drafting = None;
+        }
+        verdict
+    }
+
+    /// Notes that a draft was ordered.
+    pub(super) fn wait_for_draft(&mut self, wait: DraftWait) {
+        self.drafting = Some(wait);
+    }
+
+    /// Whether a draft was ordered and has not come.
+    pub(crate) fn is_drafting(&self) -> bool {
+        self.drafting.is_some()
+    }
+
+    /// When the draft that was ordered comes too late.
     pub(crate) fn draft_deadline(&self) -> Option<Instant> {
         self.drafting.map(|wait| wait.deadline)
     }
 
-    /// Ends the wait for a draft, if it is this one or any; returns since when it lasted.
-    pub(crate) fn end_draft_wait(&mut self, ticket: Option<u64>) -> Option<Instant> {
-        let ends = |wait: &DraftWait| ticket.is_none_or(|ticket| ticket == wait.ticket);
-        self.drafting.take_if(|wait| ends(wait)).map(|wait| wait.since)
+    /// Ends the wait for a draft, if it is this one or any.
+    pub(crate) fn end_draft_wait(&mut self, ticket: Option<u64>) -> Option<DraftWait> {
+        self.drafting.take_if(|wait| ticket.is_none_or(|ticket| ticket == wait.ticket))
     }
 
     /// Notes that answers may be lost: those that are not here by `deadline` are.
@@ -233,15 +267,16 @@ impl Running {
         self.in_flight.iter().any(|in_flight| in_flight.step == step)
     }
 
-    /// Positions whose next tokens a step chooses, and the tokens that it verifies, if its answer
-    /// is the next to come.
+    /// Positions whose next tokens a step chooses, and its tokens after the first, if its answer is
+    /// the next to come and matters.
     pub(crate) fn expected(&self, epoch: Epoch, step: StepNumber) -> Option<(&[u32], &[u32])> {
         let oldest = self.in_flight.front().filter(|oldest| oldest.step == step)?;
-        (self.epoch == epoch).then_some((&oldest.wanted, &oldest.drafted))
+        let matters = self.epoch == epoch && !oldest.is_stale;
+        matters.then_some((&oldest.wanted, &oldest.after_first))
     }
 
     pub(super) fn send(&mut self, session: SessionId, rows: Rows, now: Instant) -> Effect {
-        let Rows { phase, start_pos, tokens, wanted, drafted, held_from } = rows;
+        let Rows { phase, start_pos, tokens, wanted, held_from } = rows;
         let step = self.next_step;
         self.next_step = step.next();
         if self.in_flight.is_empty() {
@@ -251,8 +286,9 @@ impl Running {
             step,
             phase,
             wanted: wanted.iter().map(|row| start_pos + row).collect(),
-            drafted,
+            after_first: tokens.iter().skip(1).copied().collect(),
             sent: now,
+            is_stale: false,
         });
         let epoch = self.epoch;
         let trace = Vec::new();
@@ -269,17 +305,21 @@ impl Running {
         if head.step > oldest.step {
             return Answer::Gap { expected: oldest.step };
         }
-        if !head.rows.iter().map(|row| row.pos).eq(oldest.wanted.iter().copied()) {
+        let fits = head.rows.iter().map(|row| row.pos).eq(oldest.wanted.iter().copied());
+        // Whoever noticed that it is stale has left its rows out.
+        if !fits && !oldest.is_stale {
             return Answer::WrongRows;
         }
         let Some(oldest) = self.in_flight.pop_front() else { return Answer::Late };
         self.last_progress = now;
         self.lost_at = None;
         self.heard.iter_mut().for_each(|heard| heard.passed = None);
+        if oldest.is_stale {
+            return Answer::Stale;
+        }
         Answer::Done {
             phase: oldest.phase,
             rows: head.rows.clone(),
-            drafted: oldest.drafted,
             round_trip: now.saturating_duration_since(oldest.sent),
         }
     }

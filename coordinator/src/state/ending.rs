@@ -65,6 +65,7 @@ impl State {
         }
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.recoveries += u32::from(!gives_way);
+        session.speculation.interrupted();
         self.counters.recoveries += 1;
         match session.enter(SessionState::Routing) {
             Ok(()) => {

@@ -12,7 +12,6 @@ use stagebus_schemas::messages::public::{
 use super::State;
 use crate::action::{Effect, Incoming};
 use crate::client::Client;
-use crate::config::DraftTokens;
 use crate::jobs::JobStart;
 use crate::session::{Order, Session, SessionState};
 use crate::speculation::Speculation;
@@ -73,12 +72,6 @@ impl State {
         Ok(request.validate(&self.model.limits)?)
     }
 
-    /// Speculation for a new session: as the request says, else as configured.
-    fn speculation(&self, asked: Option<u32>) -> Speculation {
-        let tokens = asked.map_or(self.settings.draft_tokens, DraftTokens::Fixed);
-        Speculation::new(tokens, self.settings.max_draft_tokens as usize, self.acceptance)
-    }
-
     /// Makes the session of a valid request; `job` is what is known of a job.
     pub(super) fn begin(
         &mut self,
@@ -100,7 +93,11 @@ impl State {
             max_tokens: request.max_tokens.unwrap_or(self.settings.default_max_tokens),
             sampling: request.sampling,
             priority: request.priority,
-            speculation: self.speculation(request.draft_tokens),
+            speculation: Speculation::new(
+                &self.settings,
+                (request.draft_tokens, request.draft_windows),
+                self.acceptance,
+            ),
         };
         let transcript = Transcript::new(text, request.stop);
         let watch = Stopwatch::new(now, usize::from(self.model.identity.n_stages));

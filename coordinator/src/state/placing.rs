@@ -274,7 +274,7 @@ impl State {
         debug!(session_id = %id, n_tokens = session.prompt.len(), kv_len = start_pos, "session opened");
         session.placement = Placement { epoch: session.placement.epoch, ..Placement::default() };
         let running = Running::new(epoch, route, fill, now);
-        if let Err(error) = session.enter(SessionState::Running(running)) {
+        if let Err(error) = session.enter(SessionState::Running(Box::new(running))) {
             return self.on_session_fault(id, error.into(), now);
         }
         if !session.accepted {

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use stagebus_draft::acceptance::verify;
 use stagebus_draft::costs::StageRun;
+use stagebus_draft::windows::Plan;
 use stagebus_schemas::ids::{SessionId, WorkerId};
 use stagebus_schemas::messages::forward::{Phase, StageTime};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep};
@@ -18,6 +18,7 @@ use crate::fault::Fault;
 use crate::full_head;
 use crate::logprobs;
 use crate::session::{Answer, Running};
+use crate::speculation::Measured;
 
 /// How long a step waits for its draft: far beyond any draft that pays.
 const DRAFT_PATIENCE: Duration = Duration::from_secs(1);
@@ -74,52 +75,93 @@ impl State {
         }
     }
 
-    /// Sends the next decode step, or orders the draft that it waits for.
+    /// Goes on decoding after an answer: decides how to speculate, and sends what may leave.
     pub(super) fn decode(&mut self, id: SessionId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let room = session.draft_room().min(self.limits.wanted_rows - 1);
-        let k = if session.drafter.is_some() {
-            let costs = self.costs.costs(self.n_decoding);
-            session.speculation.next(costs.as_ref(), room)
-        } else {
-            0
-        };
-        let effect = match k {
-            0 => session.send_decode(Vec::new(), now),
-            n => session.order_draft(n, now, DRAFT_PATIENCE),
-        };
-        self.effects.extend(effect);
+        if session.drafter.is_some() {
+            let measured = match (self.costs.costs(self.n_decoding), self.n_decoding) {
+                (None, _) => None,
+                (Some(step), n_active) => self.costs.windows(n_active).map(|windows| Measured {
+                    step,
+                    windows,
+                    fit: &mut self.fit,
+                }),
+            };
+            session.speculation.replan(measured, now);
+        }
+        self.pump(id, now);
     }
 
-    /// Takes drafts and sends the steps that waited for them.
+    /// Sends the windows that are complete while fewer than planned are under way, and orders the
+    /// draft of the next one.
+    ///
+    /// A window waits for the draft that completes it, except where the plan lets the first row of
+    /// a chain lead, and where there is nothing to wait for.
+    fn pump(&mut self, id: SessionId, now: Instant) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let most_rows = self.limits.wanted_rows;
+        loop {
+            let Plan { k, depth, lead } = session.speculation.plan();
+            let may_draft = k > 0 && session.drafter.is_some() && session.draft_room() > 0;
+            let Some(running) = session.running() else { return };
+            let chain = running.chain();
+            let ends = || chain.tokens().any(|token| self.model.eos_ids.contains(&token));
+            let may_draft = may_draft && !chain.is_dry() && !ends();
+            let n_rows = (k + usize::from(chain.starts())).clamp(1, most_rows);
+            let has_slot = running.n_live() < depth;
+            let is_complete = chain.n_unsent() >= n_rows;
+            let leads = lead && chain.starts();
+            let waits = may_draft || running.is_drafting();
+            if has_slot && chain.n_unsent() > 0 && (is_complete || leads || !waits) {
+                let Some((step, n_drafted)) = session.send_window(n_rows, now) else { return };
+                session.speculation.sent(n_drafted);
+                self.counters.tokens_drafted += n_drafted as u64;
+                self.effects.push(step);
+                continue;
+            }
+            if may_draft && !running.is_drafting() && !is_complete && (depth > 1 || has_slot) {
+                let n = if depth > 1 { k } else { n_rows - chain.n_unsent() };
+                let n = n.min(session.draft_room());
+                self.effects.extend(session.order_draft(n, now, DRAFT_PATIENCE));
+            }
+            return;
+        }
+    }
+
+    /// Takes drafts and sends the windows that waited for them.
     pub(super) fn on_drafted(&mut self, drafted: Vec<Drafted>, now: Instant) {
         for Drafted { session: id, ticket, tokens } in drafted {
             let Some(session) = self.sessions.get_mut(&id) else { continue };
             let wait = session.running_mut().and_then(|r| r.end_draft_wait(Some(ticket)));
-            let Some(since) = wait else { continue };
+            let Some(wait) = wait else { continue };
             let tokens = tokens.unwrap_or_else(|| {
                 session.speculation.switch_off();
                 Vec::new()
             });
             // The first draft of a session may have waited for its prompt to be taken in.
             if let Some(n) = u32::try_from(tokens.len()).ok().filter(|n| *n > 0 && ticket > 1) {
-                self.costs.draft(now.duration_since(since) / n);
+                self.costs.draft(now.duration_since(wait.since) / n);
             }
-            self.effects.extend(session.send_decode(tokens, now));
+            session.take_draft(wait, &tokens);
+            self.pump(id, now);
         }
     }
 
     /// Goes on without the drafts that do not come.
     pub(super) fn end_draft_waits(&mut self, now: Instant) {
+        let mut late = Vec::new();
         for session in self.sessions.values_mut() {
-            let late = |deadline| deadline <= now;
             let Some(running) = session.running_mut() else { continue };
-            if running.draft_deadline().is_some_and(late) && running.end_draft_wait(None).is_some()
+            if running.draft_deadline().is_some_and(|deadline| deadline <= now)
+                && running.end_draft_wait(None).is_some()
             {
                 warn!(session_id = %session.id, "no draft came, the session goes on without");
                 session.speculation.switch_off();
-                self.effects.extend(session.send_decode(Vec::new(), now));
+                late.push(session.id);
             }
+        }
+        for session in late {
+            self.pump(session, now);
         }
     }
 
@@ -135,9 +177,9 @@ impl State {
                 session.transcript.push_end(token, logprobs);
             } else if session.transcript.push(token, logprobs) {
                 end = Some(FinishReason::Stop);
-                // Tokens of the same step that follow the stop string were never asked for.
-                session.truncate_output(session.output.len() - n_after);
-                self.counters.tokens_out -= n_after as u64;
+                // Tokens that follow the stop string were never asked for.
+                let n_cut = session.truncate_output(unsettled.output_len - n_after);
+                self.counters.tokens_out -= n_cut as u64;
                 break;
             }
         }
@@ -179,8 +221,9 @@ impl State {
             self.counters.late_answers += 1;
             return;
         };
-        let (phase, mut rows, drafted, round_trip) = match session.answer(step, worker, now) {
-            Answer::Done { phase, rows, drafted, round_trip } => (phase, rows, drafted, round_trip),
+        let (phase, mut rows, round_trip) = match session.answer(step, worker, now) {
+            Answer::Done { phase, rows, round_trip } => (phase, rows, round_trip),
+            Answer::Stale => return,
             Answer::Late => {
                 self.counters.late_answers += 1;
                 return;
@@ -200,14 +243,12 @@ impl State {
             session.watch.decode_step(round_trip, &step.trace);
             self.costs.step(&runs(&step.trace), unaccounted(round_trip, &step.trace));
         }
-        let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
-        let Some(verdict) = verify(&drafted, &tokens) else {
-            return self.on_session_fault(id, Fault::WrongRows, now);
-        };
-        session.speculation.observe(drafted.len(), verdict.n_accepted);
-        self.counters.tokens_drafted += drafted.len() as u64;
-        self.counters.tokens_accepted += verdict.n_accepted as u64;
-        rows.truncate(verdict.n_accepted + 1);
+        let Some(running) = session.running_mut() else { return };
+        let verdict = running.judge(&rows);
+        session.speculation.observe(&verdict);
+        session.speculation.observe_speed(verdict.n_standing, &mut self.fit, now);
+        self.counters.tokens_accepted += verdict.n_sent as u64;
+        rows.truncate(verdict.n_standing);
         self.on_tokens(id, rows, now);
     }
 
@@ -225,6 +266,7 @@ impl State {
             rows.truncate(eos + 1);
         }
         session.output.extend(rows.iter().map(|row| row.token));
+        let output_len = session.output.len();
         session.watch.tokens(now);
         session.recoveries = 0;
         self.counters.tokens_out += rows.len() as u64;
@@ -238,7 +280,7 @@ impl State {
         if end.is_none() {
             self.decode(id, now);
         }
-        self.unsettled.push(Unsettled { session: id, rows, end });
+        self.unsettled.push(Unsettled { session: id, rows, output_len, end });
     }
 }
 

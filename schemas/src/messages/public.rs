@@ -85,6 +85,9 @@ pub struct PromptRequest {
     /// Tokens to draft per step, 0 for no speculation; the coordinator chooses when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft_tokens: Option<u32>,
+    /// Most verifies under way at the same time; the coordinator chooses when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_windows: Option<u32>,
     /// `interactive` (the default) or `batch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,

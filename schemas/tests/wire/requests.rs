@@ -48,6 +48,7 @@ fn a_plain_request_is_taken_apart() {
         stop: vec!["ab".into()],
         stream: false,
         draft_tokens: None,
+        draft_windows: None,
         priority: Priority::Interactive,
     };
     assert_eq!(valid, Ok(expected));

@@ -348,6 +348,7 @@ fn prompt_request() -> impl Strategy<Value = PromptRequest> {
                 top_logprobs: max_tokens,
                 stream,
                 draft_tokens,
+                draft_windows: max_tokens,
                 priority: batch.map(priority),
             }
         },

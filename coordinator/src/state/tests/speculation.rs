@@ -1,11 +1,13 @@
 //! Drafts, windows of several rows, and the edges inside a window.
 
+mod windows;
+
 use super::*;
-use crate::config::DraftTokens;
+use crate::config::AutoOr;
 use crate::drafting::{DraftCommand, DraftOrder, Drafted};
 
 fn bench(k: u32) -> Bench {
-    let draft_tokens = DraftTokens::Fixed(k);
+    let draft_tokens = AutoOr::Fixed(k);
     Bench::with(CoordinatorSettings { draft_tokens, ..Default::default() })
 }
 
@@ -211,8 +213,8 @@ fn a_session_that_is_replayed_keeps_its_drafter() {
 
 #[test]
 fn drafts_are_adjusted_to_what_is_accepted() {
-    let settings = CoordinatorSettings { prefill_chunk: 4, ..CoordinatorSettings::default() };
-    let mut bench = Bench::with(settings);
+    let windows = AutoOr::Fixed(1);
+    let mut bench = Bench::with(CoordinatorSettings { windows, ..CoordinatorSettings::default() });
     let mut order = bench.waiting(r#","max_tokens":400"#);
     let mut asked = vec![order.n];
     for _ in 0..30 {

@@ -88,6 +88,8 @@ pub struct ValidRequest {
     pub stream: bool,
     /// Tokens to draft per step, if the client said so.
     pub draft_tokens: Option<u32>,
+    /// Most verifies under way at the same time, if the client said so.
+    pub draft_windows: Option<u32>,
     /// Who goes first.
     pub priority: Priority,
 }
@@ -187,8 +189,12 @@ impl PromptRequest {
     pub fn validate(self, limits: &Limits) -> Result<ValidRequest, RequestError> {
         let sampling = sampling(&self, limits)?;
         check_stops(&self.stop, limits)?;
-        if self.max_tokens == Some(0) {
-            return Err(range("max_tokens", 0.0, "at least 1"));
+        for (field, value) in
+            [("max_tokens", self.max_tokens), ("draft_windows", self.draft_windows)]
+        {
+            if value == Some(0) {
+                return Err(range(field, 0.0, "at least 1"));
+            }
         }
         let given = [self.messages.is_some(), self.prompt.is_some(), self.tokens.is_some()];
         let found = given.into_iter().filter(|given| *given).count();
@@ -209,6 +215,7 @@ impl PromptRequest {
             stop: self.stop,
             stream: self.stream.unwrap_or(true),
             draft_tokens: self.draft_tokens,
+            draft_windows: self.draft_windows,
             priority: self.priority.unwrap_or_default(),
         })
     }
