@@ -233,12 +233,7 @@ fn first_difference_in_text(expected: &str, found: &str) -> Option<usize> {
     (n_equal < expected.len() || n_equal < found.len()).then_some(n_equal)
 }
 
-fn run_report(
-    set: &ShardSet,
-    k: AutoOr,
-    cases: Vec<CaseReport>,
-    started: Instant,
-) -> RunReport {
+fn run_report(set: &ShardSet, k: AutoOr, cases: Vec<CaseReport>, started: Instant) -> RunReport {
     RunReport {
         stages: set.manifest.n_stages(),
         weights: set.manifest.weights.to_string(),

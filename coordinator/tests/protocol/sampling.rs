@@ -48,9 +48,13 @@ fn requests() -> Vec<PromptRequest> {
 /// Tokens and log-probabilities of a request.
 type Chosen = (Vec<u32>, Vec<TokenLogprobs>);
 
-/// What is chosen for all requests, each with a fixed number of drafted tokens, and how many of
-/// these were drafted and accepted.
-async fn answers(bed: &Bed, head: HeadMode, draft_tokens: u32) -> (Vec<Chosen>, [u32; 2]) {
+/// What is chosen for all requests, each with a fixed number of drafted tokens per window and of
+/// windows, and how many tokens were drafted and accepted.
+async fn answers(
+    bed: &Bed,
+    head: HeadMode,
+    (draft_tokens, draft_windows): (u32, u32),
+) -> (Vec<Chosen>, [u32; 2]) {
     let settings = CoordinatorSettings {
         head,
         draft: DraftChoice::Ngram,
@@ -61,7 +65,11 @@ async fn answers(bed: &Bed, head: HeadMode, draft_tokens: u32) -> (Vec<Chosen>, 
     let mut answers = Vec::new();
     let (mut drafted, mut accepted) = (0, 0);
     for request in requests() {
-        let request = PromptRequest { draft_tokens: Some(draft_tokens), ..request };
+        let request = PromptRequest {
+            draft_tokens: Some(draft_tokens),
+            draft_windows: Some(draft_windows),
+            ..request
+        };
         let Answer { tokens, logprobs, done, .. } = bed.ask(&request).await;
         let (_, usage) = done.unwrap();
         drafted += usage.drafted_tokens;
@@ -77,13 +85,19 @@ async fn neither_drafts_nor_the_place_of_the_choice_change_a_token() {
     for n_stages in 1..=3 {
         let bed = Bed::new(n_stages).await;
         let _workers = workers(&bed, 1).await;
-        let (first, none) = answers(&bed, HeadMode::Token, 0).await;
+        let (first, none) = answers(&bed, HeadMode::Token, (0, 1)).await;
         assert_eq!(none, [0, 0]);
-        for (head, draft_tokens) in [(HeadMode::Token, 5), (HeadMode::Full, 0), (HeadMode::Full, 5)]
-        {
-            let (found, [drafted, accepted]) = answers(&bed, head, draft_tokens).await;
-            assert!(found == first, "{n_stages} stages, {head:?}, {draft_tokens} drafted");
-            if draft_tokens > 0 {
+        for (head, drafts) in [
+            (HeadMode::Token, (5, 1)),
+            (HeadMode::Token, (2, 2)),
+            (HeadMode::Token, (3, 8)),
+            (HeadMode::Full, (0, 1)),
+            (HeadMode::Full, (5, 1)),
+            (HeadMode::Full, (2, 4)),
+        ] {
+            let (found, [drafted, accepted]) = answers(&bed, head, drafts).await;
+            assert!(found == first, "{n_stages} stages, {head:?}, {drafts:?} drafted");
+            if drafts.0 > 0 {
                 assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted} accepted");
             }
         }

@@ -56,10 +56,19 @@ async fn drafts_of_any_length_change_no_token_of_the_fast_profile() -> Result<()
             let request = with(&request, way);
             let plain = fleet.ask(&with(&request, &json!({ "draft_tokens": 0 }))).await?;
             ensure!(plain.usage()?.drafted_tokens == 0, "{plain:?}");
-            for k in [json!(1), json!(4), json!(10), Value::Null] {
-                let answer = fleet.ask(&with(&request, &json!({ "draft_tokens": k }))).await?;
+            for (k, windows) in [
+                (json!(1), json!(1)),
+                (json!(4), json!(1)),
+                (json!(10), json!(1)),
+                (json!(3), json!(2)),
+                (json!(2), json!(4)),
+                (Value::Null, json!(3)),
+                (Value::Null, Value::Null),
+            ] {
+                let drafts = json!({ "draft_tokens": k, "draft_windows": windows });
+                let answer = fleet.ask(&with(&request, &drafts)).await?;
                 let (found, expected) = (&answer.tokens, &plain.tokens);
-                ensure!(found == expected, "K {k}, {request}: {found:?} instead of {expected:?}");
+                ensure!(found == expected, "{drafts}, {request}: {found:?} not {expected:?}");
                 ensure!(answer.text == plain.text && answer.reason()? == plain.reason()?);
                 accepted += answer.usage()?.accepted_tokens;
             }
@@ -84,8 +93,10 @@ async fn neighbours_that_draft_change_no_token() -> Result<()> {
         alone.push(fleet.ask(&with(request, &json!({ "draft_tokens": 0 }))).await?);
     }
     let mut streams = Vec::new();
-    for request in &requests {
-        streams.push(fleet.send(serde_json::to_vec(request)?).await?);
+    for (i, request) in requests.iter().enumerate() {
+        let windows = if i % 3 == 0 { json!(3) } else { Value::Null };
+        let request = with(request, &json!({ "draft_windows": windows }));
+        streams.push(fleet.send(serde_json::to_vec(&request)?).await?);
     }
     for (stream, alone) in streams.iter_mut().zip(&alone) {
         let answer = Answer::default().rest(stream).await?;
@@ -97,22 +108,28 @@ async fn neighbours_that_draft_change_no_token() -> Result<()> {
 #[tokio::test]
 async fn windows_end_where_plain_decoding_ends() -> Result<()> {
     let fleet = fast_fleet(1, "paged").await?;
-    let k = json!({ "draft_tokens": 10 });
+    let k = json!({ "draft_tokens": 10, "draft_windows": 1 });
+    let several = json!({ "draft_tokens": 3, "draft_windows": 4 });
     let short = fleet.ask(&with(&prompts::short(), &k)).await?;
     ensure!(short.reason()? == FinishReason::Stop, "{short:?}");
     for n_tokens in 1..=4 {
-        let limit = json!({ "draft_tokens": 10, "max_tokens": n_tokens });
-        let cut = fleet.ask(&with(&prompts::short(), &limit)).await?;
-        ensure!(cut.tokens == short.tokens[..n_tokens] && cut.reason()? == FinishReason::Length);
+        for drafts in [&k, &several] {
+            let limited = with(&prompts::short(), &json!({ "max_tokens": n_tokens }));
+            let cut = fleet.ask(&with(&limited, drafts)).await?;
+            ensure!(cut.tokens == short.tokens[..n_tokens]);
+            ensure!(cut.reason()? == FinishReason::Length);
+        }
     }
     let counting = with(&prompts::endless(), &json!({ "max_tokens": 60 }));
     let whole = fleet.ask(&with(&counting, &json!({ "draft_tokens": 0 }))).await?;
     let stop = whole.text.get(20..24).context("a long text")?;
     let stopped = with(&counting, &json!({ "stop": [stop] }));
     let plain = fleet.ask(&with(&stopped, &json!({ "draft_tokens": 0 }))).await?;
-    let drafted = fleet.ask(&with(&stopped, &k)).await?;
     ensure!(plain.reason()? == FinishReason::Stop, "{plain:?}");
-    ensure!((&drafted.text, &drafted.tokens) == (&plain.text, &plain.tokens), "{drafted:?}");
+    for drafts in [&k, &several] {
+        let drafted = fleet.ask(&with(&stopped, drafts)).await?;
+        ensure!((&drafted.text, &drafted.tokens) == (&plain.text, &plain.tokens), "{drafted:?}");
+    }
     fleet.end().await
 }
 
@@ -149,7 +166,12 @@ async fn a_thousand_cancelled_sessions_leave_nothing_behind() -> Result<()> {
     for round in 0..63_usize {
         let mut streams = Vec::new();
         for i in 0..16_usize {
-            let seed = json!({ "temperature": 0.9, "seed": round * 16 + i });
+            let windows = if i % 2 == 0 { json!(3) } else { Value::Null };
+            let seed = json!({
+                "temperature": 0.9,
+                "seed": round * 16 + i,
+                "draft_windows": windows,
+            });
             streams.push(fleet.send(serde_json::to_vec(&with(&request, &seed))?).await?);
         }
         for (i, stream) in streams.iter_mut().enumerate() {
