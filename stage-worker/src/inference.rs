@@ -17,6 +17,7 @@
 //!
 //! When the KV blocks run out, a session gives way: see [`preemption`].
 
+mod needless;
 mod preemption;
 mod thread;
 mod times;

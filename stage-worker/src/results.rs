@@ -40,6 +40,8 @@ pub(crate) struct Job {
     pub route: Arc<Route>,
     /// When the message arrived.
     pub arrived: Instant,
+    /// It is passed on without having run.
+    pub is_needless: bool,
     pub progress: Progress,
 }
 
@@ -94,7 +96,7 @@ impl Job {
         route: Arc<Route>,
         arrived: Instant,
     ) -> Self {
-        Self { step, hidden, route, arrived, progress: Progress::default() }
+        Self { step, hidden, route, arrived, is_needless: false, progress: Progress::default() }
     }
 
     /// The next `n_rows` rows.

@@ -1,7 +1,8 @@
 //! Which rows run next: the scheduling policy of a stage, and nothing else. It knows no clock: the
 //! time is an argument, counted from any start.
 //!
-//! - A session runs one step at a time, in the order in which its steps came. Sessions take turns.
+//! - A session runs one step at a time, in the order in which its steps came. Sessions take turns,
+//!   however many steps of theirs wait.
 //! - **Decode** steps run whole; somebody waits for each. **Prefill** steps (prompt chunks, replays)
 //!   are only as urgent as the whole prompt, and may run in parts.
 //! - **Fair cap**: with S stages and A decoding sessions a micro-batch takes at most ceil(A/S)
@@ -250,6 +251,33 @@ impl<T> Schedule<T> {
             turns.forget(session);
         }
         self.turns(class).of(priority).push_front(session);
+    }
+
+    /// The steps of a session that wait, oldest first.
+    pub(crate) fn waiting(&mut self, session: SessionKey) -> impl Iterator<Item = &mut T> {
+        let held = self.sessions.get_mut(&session);
+        held.into_iter().flat_map(|held| &mut held.steps).map(|waiting| &mut waiting.step)
+    }
+
+    /// Takes out the oldest steps of a session that need no turn.
+    pub(crate) fn take_needless(
+        &mut self,
+        session: SessionKey,
+        is_needless: impl Fn(&T) -> bool,
+    ) -> Vec<T> {
+        let Some(held) = self.sessions.get_mut(&session) else { return Vec::new() };
+        let class = held.steps.front().map(|waiting| waiting.class);
+        let n = held.steps.iter().take_while(|waiting| is_needless(&waiting.step)).count();
+        let taken = held.steps.drain(..n).map(|waiting| waiting.step).collect();
+        // The turn is the next step's, unless that is of another class.
+        if held.in_turn && held.steps.front().map(|waiting| waiting.class) != class {
+            held.in_turn = false;
+            for turns in [&mut self.decode, &mut self.first_token, &mut self.prefill] {
+                turns.forget(session);
+            }
+            self.give_turn(session);
+        }
+        taken
     }
 
     /// Moves the next micro-batch to `batch`, or says how long to wait for one.

@@ -12,6 +12,7 @@ use stagebus_schemas::messages::forward::{Phase, Step};
 use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
 use stagebus_schemas::messages::sampling::Sampling;
 
+mod needless;
 mod real;
 mod sharing;
 

@@ -21,7 +21,7 @@ use super::times::{self, Times};
 use super::{Command, InferenceEvent, InferenceLoad, InferenceOptions, RunningBatch};
 use crate::heads::Heads;
 use crate::results::{self, Job, Outgoing, Output, ResultError, RunTime, key_of, u32_of};
-use crate::schedule::{Class, FIRST_TOKEN_ROWS, MAX_DECODE_ROWS, Next, Part, Schedule, Waiting};
+use crate::schedule::{Class, FIRST_TOKEN_ROWS, MAX_DECODE_ROWS, Next, Part, Schedule};
 use crate::stage::Stage;
 
 /// One session as the thread sees it.
@@ -53,7 +53,7 @@ pub(super) struct Thread<F> {
     wire_dtype: Dtype,
     pub(super) schedule: Schedule<Job>,
     /// Time 0 of the schedule.
-    origin: Instant,
+    pub(super) origin: Instant,
     pub(super) sessions: HashMap<SessionKey, Held>,
     n_born: u64,
     /// The last that gave way, with their age: they come back as old as they are.
@@ -157,21 +157,13 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         }
     }
 
-    /// Lets a step wait for its turn, unless its epoch is over on this stage, or adds it to `passes`
-    /// if its rows are held: its cache stays as it is.
+    /// Lets a step wait for its turn, unless its epoch is over on this stage. Steps that need no turn
+    /// are added to `passes`: the cache stays as it is.
     fn enqueue(&mut self, job: Job, passes: &mut Vec<Job>) {
         let session = key_of(job.step.session);
         let held = self.sessions.get(&session).filter(|held| held.epoch == job.step.epoch);
         match held.map(|held| held.standing) {
-            Some(Standing::Runs) if job.step.is_held_by(self.stage.index) => {
-                self.count_done(1);
-                passes.push(job);
-            }
-            Some(Standing::Runs) => {
-                let waiting =
-                    Waiting { class: class_of(&job), n_rows: job.step.tokens.len(), step: job };
-                self.schedule.push(session, waiting, self.origin.elapsed());
-            }
+            Some(Standing::Runs) => self.wait_for_turn(session, job, passes),
             Some(Standing::Preempted) => {
                 self.count_done(1);
                 self.tell_preempted(&job);
@@ -225,6 +217,7 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         let ran = self.infer(batch, started, &mut times);
         let infer = ran.iter().flatten().map(|ran| ran.time.infer).max().unwrap_or_default();
         let (mut finished, mut failed, mut starved) = (Vec::new(), Vec::new(), Vec::new());
+        let sessions: Vec<SessionKey> = batch.iter().map(|part| part.session).collect();
         for (part, ran) in batch.drain(..).zip(ran) {
             let Part { session, n_rows, mut waiting } = part;
             match ran {
@@ -255,6 +248,9 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
             self.fail(&job, &failure);
         }
         self.make_room(starved);
+        let mut passes = Vec::new();
+        sessions.into_iter().for_each(|session| self.take_needless(session, &mut passes));
+        self.pass_on(passes);
         self.schedule.ran(self.origin.elapsed(), infer);
         self.report(|load| {
             load.running = None;
@@ -444,7 +440,7 @@ fn overloaded(message: String) -> ErrorReply {
 }
 
 /// A long decode step is a replay: nobody waits for its single rows.
-fn class_of(job: &Job) -> Class {
+pub(super) fn class_of(job: &Job) -> Class {
     match job.step.phase {
         Phase::Prefill
             if !job.step.wanted.is_empty() && job.step.tokens.len() <= FIRST_TOKEN_ROWS =>

@@ -308,6 +308,69 @@ async fn a_stage_passes_on_what_it_holds_and_keeps_its_cache() {
     assert_eq!(vec![token], chain.model.expected(&all, 1));
 }
 
+/// Chains of windows that are sent without waiting, each with a wrong guess behind which the next
+/// one begins: whatever waits when a chain begins anew is passed on without rows.
+#[tokio::test]
+async fn windows_that_are_taken_back_are_passed_on_in_order() {
+    let mut chain = Chain::start(2, Setup::default()).await;
+    let session = SessionId::random();
+    chain.open(session, 0).await;
+    let first = chain.generate(session, 0, &PROMPT, 1).await;
+    let mut text = [&PROMPT[..], &first].concat();
+    let (mut steps, mut texts) = (Vec::new(), Vec::new());
+    let mut round = 0;
+    while text.len() < 40 {
+        let n_rows = 1 + round % 3;
+        let n_right = round % 5;
+        let mut guessed = text.clone();
+        for i in 0..3 * n_rows - 1 {
+            let right = chain.model.expected(&guessed, 1)[0];
+            guessed.push(if i == n_right { (right + 1) % 50 } else { right });
+        }
+        for window in 0..3 {
+            let start_pos = text.len() - 1 + window * n_rows;
+            let tokens = &guessed[start_pos..start_pos + n_rows];
+            let number = u32_of(1 + steps.len());
+            let wanted = (0..u32_of(n_rows)).collect();
+            let phase = Phase::Decode;
+            let step = step(session, 0, number, u32_of(start_pos), tokens);
+            steps.push(Step { phase, wanted, ..step });
+            texts.push(guessed.clone());
+        }
+        let n_standing = (n_right + 1).min(3 * n_rows);
+        text.extend(chain.model.expected(&text, n_standing));
+        round += 1;
+    }
+    // Together and one by one.
+    let (together, one_by_one) = steps.split_at(steps.len() / 2);
+    chain.send_together(together.to_vec()).await;
+    for step in one_by_one {
+        chain.send(step.clone()).await;
+    }
+    let mut answers = Vec::new();
+    while answers.len() < steps.len() {
+        let head = chain.head().await;
+        assert_eq!(head.faults, vec![]);
+        answers.extend(head.steps);
+    }
+    let mut n_without = 0;
+    for (at, (answer, step)) in answers.iter().zip(&steps).enumerate() {
+        assert_eq!((answer.step, answer.trace.len()), (step.step, 2));
+        if answer.rows.is_empty() {
+            let later = &steps[at + 1..];
+            assert!(later.iter().any(|later| later.start_pos <= step.start_pos), "{step:?}");
+            n_without += 1;
+            continue;
+        }
+        assert_eq!(answer.rows.len(), step.tokens.len());
+        for row in &answer.rows {
+            let before = &texts[at][..=row.pos as usize];
+            assert_eq!(row.token, chain.model.expected(before, 1)[0], "{step:?}");
+        }
+    }
+    assert!(n_without > 0, "what came together was seen together");
+}
+
 #[tokio::test]
 async fn a_drained_worker_finishes_its_session_and_leaves() {
     let mut chain = Chain::start(1, Setup::default()).await;

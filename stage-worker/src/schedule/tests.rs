@@ -225,3 +225,38 @@ fn a_removed_session_leaves_nothing_behind() {
     push(&mut schedule, "d1", 3 * T);
     assert_eq!(run_one(&mut schedule, 3 * T, T), "d1");
 }
+
+#[test]
+fn windows_of_a_session_run_one_by_one_between_those_of_others() {
+    check(MIXED, "d1:2 d1:3 d1:4 d2 d2 d3", "d1:2+d2+d3 d1:3+d2 d1:4");
+    check(Policy { n_stages: 2, ..MIXED }, "d1:2 d1:3 d2 d2", "d1:2 d2 d1:3 d2");
+}
+
+#[test]
+fn needless_steps_are_taken_out_in_order_and_keep_the_turn() {
+    let mut schedule = Schedule::new(MIXED);
+    for text in ["d1:2", "d1:3", "d1:4", "p1:9", "d2", "p3:5"] {
+        push(&mut schedule, text, Duration::ZERO);
+    }
+    let (one, two) = (SessionKey(1), SessionKey(2));
+    assert_eq!(schedule.waiting(one).count(), 4);
+    assert!(schedule.take_needless(one, |step| step == "d2").is_empty());
+    let mut n_left = 2;
+    for step in schedule.waiting(one).take(2) {
+        step.push('!');
+        n_left -= 1;
+    }
+    assert_eq!(n_left, 0);
+    assert_eq!(schedule.take_needless(one, |step| step.ends_with('!')), ["d1!", "d1!"]);
+    assert_eq!(run_one(&mut schedule, Duration::ZERO, T), "d1:4+d2+p3:5");
+    // What is left of the first session is a prompt.
+    assert_eq!(run_one(&mut schedule, T, T), "p1:9");
+    assert!(schedule.take_needless(two, |_| true).is_empty());
+    push(&mut schedule, "d1", 2 * T);
+    push(&mut schedule, "p1:9", 2 * T);
+    push(&mut schedule, "d2", 2 * T);
+    assert_eq!(schedule.take_needless(one, |step| step == "d1"), ["d1"]);
+    assert_eq!(schedule.take_needless(two, |_| true), ["d2"]);
+    assert_eq!(schedule.decode.len() + schedule.prefill.len(), 1);
+    assert_eq!(run_one(&mut schedule, 2 * T, T), "p1:9");
+}
