@@ -196,6 +196,7 @@ impl Questions {
                 max_tokens: self.n_tokens.into(),
                 draft_tokens: Some(case.n_drafted),
                 draw: None,
+                draft_windows: None,
             })
             .collect()
     }

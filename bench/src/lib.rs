@@ -5,7 +5,7 @@
 //! - [`fleet_run`]: a private fleet whose steps are timed from beside the broker.
 //! - [`link`]: a slow, narrow or lossy way to a broker, for the scenarios over wide areas.
 //! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
-//! - One module per scenario: [`parity`], [`users`], [`speculation`], [`head`], [`prefill`],
+//! - One module per scenario: [`parity`], [`users`], [`speculation`], [`wan`], [`head`], [`prefill`],
 //!   [`long`], [`faults`], [`hop`], [`link::accuracy`], [`wire`]. A scenario checks tokens first, measures its variants in
 //!   turn within one run, and ends with its claims.
 //! - [`all`]: every scenario in a process of its own, and a folder of results.
@@ -43,6 +43,7 @@ pub mod rewind_once;
 pub mod shard_once;
 pub mod speculation;
 pub mod users;
+pub mod wan;
 pub mod wire;
 
 use clap::{Args, Subcommand};
@@ -91,6 +92,7 @@ const SCENARIOS: &[Listed] = &[
     },
     Listed { name: "users", claims: users::CLAIMS, quick: &["--quick", "--users", "1,2,16"] },
     Listed { name: "speculation", claims: speculation::CLAIMS, quick: &["--quick"] },
+    Listed { name: "wan", claims: wan::CLAIMS, quick: &["--quick"] },
     Listed { name: "head", claims: head::CLAIMS, quick: &["--rounds", "1", "--tokens", "16"] },
     Listed { name: "prefill", claims: prefill::CLAIMS, quick: &["--rounds", "1"] },
     Listed { name: "long", claims: long::CLAIMS, quick: &["--tokens", "512"] },
@@ -112,6 +114,8 @@ enum Scenario {
     Speculation(Box<speculation::SpeculationArgs>),
     /// Workers that die, freeze and are replaced, clients that vanish, a broker that goes away
     Faults(Box<faults::FaultsArgs>),
+    /// A pipeline over slow links: plain, with drafts, with several windows of them in flight
+    Wan(Box<wan::WanArgs>),
     /// Tokens chosen on the last stage against whole rows of logits, over a narrow relay
     Head(head::HeadArgs),
     /// Time to the first token by the prompt's length, on one and two nodes
@@ -151,6 +155,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Users(args)) => users::run(*args, quiet).await,
             Some(Scenario::Speculation(args)) => speculation::run(*args, quiet).await,
             Some(Scenario::Faults(args)) => faults::run(*args, quiet).await,
+            Some(Scenario::Wan(args)) => wan::run(*args, quiet).await,
             Some(Scenario::Head(args)) => head::run(args, quiet).await,
             Some(Scenario::Prefill(args)) => prefill::run(args, quiet).await,
             Some(Scenario::Long(args)) => long::run(args, quiet).await,

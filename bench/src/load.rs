@@ -26,6 +26,8 @@ pub struct Ask<'a> {
     pub max_tokens: u32,
     /// Tokens to draft per step: 0 for no speculation, absent for the coordinator's choice.
     pub draft_tokens: Option<u32>,
+    /// Most windows in flight; absent for the coordinator's choice.
+    pub draft_windows: Option<u32>,
     /// How tokens are drawn; greedy when absent.
     pub draw: Option<Draw>,
 }
@@ -220,6 +222,7 @@ pub async fn one(fleet: &NodeFleet, ask: &Ask<'_>, epoch: Instant) -> anyhow::Re
         tokens: Some(ask.prompt.to_vec()),
         max_tokens: Some(ask.max_tokens),
         draft_tokens: ask.draft_tokens,
+        draft_windows: ask.draft_windows,
         temperature: ask.draw.map(|draw| draw.temperature),
         seed: ask.draw.map(|draw| draw.seed),
         ..PromptRequest::default()

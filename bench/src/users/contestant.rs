@@ -187,7 +187,13 @@ impl Contestant {
             Runner::Fleet(fleet) => {
                 fleet.join_cores().await?;
                 let max_tokens = u32::try_from(n_tokens)?;
-                let ask = |prompt| Ask { prompt, max_tokens, draft_tokens, draw: None };
+                let ask = |prompt| Ask {
+                    prompt,
+                    max_tokens,
+                    draft_tokens,
+                    draw: None,
+                    draft_windows: None,
+                };
                 load::users(fleet, n_users, &tokens.map(ask).collect::<Vec<_>>()).await
             }
             Runner::Genai(contender) => {

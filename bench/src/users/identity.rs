@@ -102,7 +102,13 @@ pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::R
         let prompts = context.prompts.iter().take(n_prompts);
         let draft_tokens = Some(draft_tokens);
         Ok(prompts
-            .map(|prompt| Ask { prompt: &prompt.tokens, max_tokens, draft_tokens, draw: None })
+            .map(|prompt| Ask {
+                prompt: &prompt.tokens,
+                max_tokens,
+                draft_tokens,
+                draw: None,
+                draft_windows: None,
+            })
             .collect())
     };
     let plain = asks(0)?;

@@ -119,7 +119,13 @@ async fn turn(
     let max_tokens = u32::try_from(context.n_tokens())?;
     let prompts = context.prompts.iter().cycle().take(N_ASKS);
     let asks: Vec<Ask<'_>> = prompts
-        .map(|prompt| Ask { prompt: &prompt.tokens, max_tokens, draft_tokens: Some(0), draw: None })
+        .map(|prompt| Ask {
+            prompt: &prompt.tokens,
+            max_tokens,
+            draft_tokens: Some(0),
+            draw: None,
+            draft_windows: None,
+        })
         .collect();
     let next = Cell::new(0);
     let epoch = Instant::now();
@@ -129,7 +135,13 @@ async fn turn(
         let from_ms = since();
         let to_ms = match intruder {
             Intruder::Prompt(prompt) => {
-                let ask = Ask { prompt, max_tokens: 1, draft_tokens: Some(0), draw: None };
+                let ask = Ask {
+                    prompt,
+                    max_tokens: 1,
+                    draft_tokens: Some(0),
+                    draw: None,
+                    draft_windows: None,
+                };
                 let served = load::one(fleet, &ask, epoch).await?;
                 served.arrivals.first().map_or_else(since, |first| first.at_ms)
             }

@@ -265,6 +265,7 @@ async fn stage_use(
             max_tokens,
             draft_tokens,
             draw: None,
+            draft_windows: None,
         })
         .collect();
     let (answers, busy) = observed_users(fleet, place.users, &asks).await?;

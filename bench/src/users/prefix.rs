@@ -85,6 +85,7 @@ pub(super) async fn run(
                 max_tokens: ANSWER_TOKENS,
                 draft_tokens: Some(0),
                 draw: None,
+                draft_windows: None,
             };
             load::one(fleet, &ask, Instant::now()).await
         };

@@ -1,0 +1,245 @@
+//! Figures over the answers, and the claims.
+//!
+//! Categories are put together by the geometric mean, so that each weighs the same. The acceptance
+//! `p` of a category is that of its answers with the coordinator's choice: of all tokens but the
+//! first and the last, the share that was drafted. A plain step is a round trip and one pass
+//! through the stages, so the ceiling is `1 / (1 - p)` times the plain rate of the same prompts.
+
+use super::{AUTO_VS_BEST, CEILING, FOUR, FOUR_VS_ONE, NOTHING_LOST, Point, TWO, WanReport, Way};
+use crate::harness::claims::{Claim, Target};
+use crate::harness::stats::{geometric_mean, median};
+use crate::harness::table::{number, table};
+
+/// The delay of the claims about slow links, in milliseconds.
+const SLOW_MS: u32 = 100;
+
+/// Share of drafted tokens among those that could be, for one session of a category.
+fn acceptance(points: &[Point], hop_ms: u32, category: &str) -> Option<f64> {
+    let chosen = points.iter().filter(|point| {
+        (point.hop_ms, point.n_sessions, point.way) == (hop_ms, 1, Way::Auto)
+            && point.category == category
+    });
+    let (accepted, tested) = chosen.fold((0.0, 0.0), |(accepted, tested), point| {
+        let n_tested = point.n_tokens.saturating_sub(2) as f64;
+        (accepted + f64::from(point.accepted_tokens), tested + n_tested)
+    });
+    (tested > 0.0).then(|| (accepted / tested).min(0.99))
+}
+
+fn categories(points: &[Point]) -> Vec<&'static str> {
+    let mut all = Vec::new();
+    for point in points {
+        if !all.contains(&point.category) {
+            all.push(point.category);
+        }
+    }
+    all
+}
+
+/// Median rate of a session.
+fn rate(points: &[Point], case: (u32, usize, Way), category: &str) -> Option<f64> {
+    let of_case = points.iter().filter(|point| {
+        (point.hop_ms, point.n_sessions, point.way) == case && point.category == category
+    });
+    median(of_case.map(|point| point.tok_s))
+}
+
+/// Rate of all sessions together: the mean over categories, times the sessions.
+fn all_sessions(points: &[Point], (hop_ms, n_sessions, way): (u32, usize, Way)) -> Option<f64> {
+    let case = (hop_ms, n_sessions, way);
+    let rates: Vec<f64> =
+        categories(points).iter().filter_map(|category| rate(points, case, category)).collect();
+    let n = rates.len();
+    (n > 0).then(|| rates.iter().sum::<f64>() / n as f64 * n_sessions as f64)
+}
+
+/// Geometric mean over categories of the ratio of two ways of one session.
+fn ratio(points: &[Point], hop_ms: u32, way: Way, other: Way) -> Option<f64> {
+    let ratios = categories(points).into_iter().filter_map(|category| {
+        let of = |way| rate(points, (hop_ms, 1, way), category);
+        Some(of(way)? / of(other)?)
+    });
+    geometric_mean(ratios)
+}
+
+/// Share of the ceiling that one session reaches.
+fn ceiling_share(points: &[Point], hop_ms: u32, category: &str) -> Option<f64> {
+    let p = acceptance(points, hop_ms, category)?;
+    let plain = rate(points, (hop_ms, 1, Way::Plain), category)?;
+    Some(rate(points, (hop_ms, 1, Way::Auto), category)? * (1.0 - p) / plain)
+}
+
+fn delays(points: &[Point]) -> Vec<u32> {
+    let mut all: Vec<u32> = points.iter().map(|point| point.hop_ms).collect();
+    all.dedup();
+    all
+}
+
+fn fixed_ways(points: &[Point]) -> Vec<Way> {
+    let mut all = Vec::new();
+    for point in points {
+        if matches!(point.way, Way::Windows(_)) && !all.contains(&point.way) {
+            all.push(point.way);
+        }
+    }
+    all
+}
+
+/// The claims.
+pub(super) fn claims(points: &[Point]) -> Vec<Claim> {
+    let plain = all_sessions(points, (SLOW_MS, 1, Way::Plain));
+    let auto = |n_sessions| all_sessions(points, (SLOW_MS, n_sessions, Way::Auto));
+    let over = |target: &Target, value: Option<f64>, by: Option<f64>| match (value, by) {
+        (Some(value), Some(by)) => {
+            target.measured(value / by, format!("{value:.2} tok/s over {by:.2}"))
+        }
+        _ => target.missing(format!("not measured at {SLOW_MS} ms a hop")),
+    };
+    vec![
+        ceiling(points),
+        over(&TWO, auto(2), plain),
+        over(&FOUR, auto(4), plain),
+        over(&FOUR_VS_ONE, auto(4), auto(1)),
+        match ratio(points, 0, Way::Auto, Way::Windows(1)) {
+            Some(value) => NOTHING_LOST.measured(value, "eight categories, one session"),
+            None => NOTHING_LOST.missing("not measured without delay"),
+        },
+        auto_vs_best(points),
+    ]
+}
+
+fn ceiling(points: &[Point]) -> Claim {
+    let shares: Vec<(&str, f64, f64)> = categories(points)
+        .into_iter()
+        .filter_map(|category| {
+            let p = acceptance(points, SLOW_MS, category)?;
+            Some((category, p, ceiling_share(points, SLOW_MS, category)?))
+        })
+        .collect();
+    let Some(mean) = geometric_mean(shares.iter().map(|(_, _, share)| *share)) else {
+        return CEILING.missing(format!("not measured at {SLOW_MS} ms a hop"));
+    };
+    let each: Vec<String> = shares
+        .iter()
+        .map(|(category, p, share)| format!("{category} {share:.2} (p {p:.2})"))
+        .collect();
+    CEILING.measured(mean, each.join(", "))
+}
+
+fn auto_vs_best(points: &[Point]) -> Claim {
+    let of_delay = |hop_ms: u32| {
+        let best = fixed_ways(points)
+            .into_iter()
+            .filter_map(|way| Some((ratio(points, hop_ms, Way::Auto, way)?, way)))
+            .min_by(|a, b| a.0.total_cmp(&b.0))?;
+        Some((best.0, format!("{:.2} of {} at {hop_ms} ms", best.0, best.1.name())))
+    };
+    let all: Vec<(f64, String)> = delays(points).into_iter().filter_map(of_delay).collect();
+    let Some(worst) = all.iter().map(|(value, _)| *value).min_by(f64::total_cmp) else {
+        return AUTO_VS_BEST.missing("no answer was long enough to be timed");
+    };
+    let how: Vec<String> = all.into_iter().map(|(_, how)| how).collect();
+    AUTO_VS_BEST.measured(worst, how.join(", "))
+}
+
+impl WanReport {
+    /// The tables for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let points = &self.points;
+        let mut cases: Vec<(u32, usize, Way)> = Vec::new();
+        for point in points {
+            let case = (point.hop_ms, point.n_sessions, point.way);
+            if !cases.contains(&case) {
+                cases.push(case);
+            }
+        }
+        let row = |case: &(u32, usize, Way)| {
+            let (hop_ms, n_sessions, way) = *case;
+            let plain = all_sessions(points, (hop_ms, 1, Way::Plain));
+            let all = all_sessions(points, *case);
+            vec![
+                hop_ms.to_string(),
+                n_sessions.to_string(),
+                way.name(),
+                number(all, 2),
+                number(all.zip(plain).map(|(all, plain)| all / plain), 2),
+            ]
+        };
+        let header = ["ms a hop", "sessions", "way", "tok/s, all sessions", "over one plain"];
+        let all = table(&header, &cases.iter().map(row).collect::<Vec<_>>());
+        let mut kinds = Vec::new();
+        for hop_ms in delays(points) {
+            for category in categories(points) {
+                let of = |way| number(rate(points, (hop_ms, 1, way), category), 2);
+                kinds.push(vec![
+                    hop_ms.to_string(),
+                    category.to_owned(),
+                    of(Way::Plain),
+                    of(Way::Windows(1)),
+                    of(Way::Auto),
+                    number(acceptance(points, hop_ms, category), 2),
+                    number(ceiling_share(points, hop_ms, category), 2),
+                ]);
+            }
+        }
+        let header = ["ms a hop", "category", "plain", "1 window", "auto", "p", "of the ceiling"];
+        format!(
+            "{} in {} stages, every process on a link of its own, answers of {} tokens\n{all}\n{}\n",
+            self.model,
+            self.n_stages,
+            self.n_tokens,
+            table(&header, &kinds)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(hop_ms: u32, n_sessions: usize, way: Way, tok_s: f64) -> Point {
+        let (category, round, n_tokens) = ("list", 0, 62);
+        let (drafted_tokens, accepted_tokens) = (90, if way == Way::Plain { 0 } else { 30 });
+        Point {
+            hop_ms,
+            n_sessions,
+            way,
+            category,
+            round,
+            tok_s,
+            n_tokens,
+            drafted_tokens,
+            accepted_tokens,
+        }
+    }
+
+    #[test]
+    fn the_ceiling_follows_from_plain_steps_and_acceptance() {
+        let points = [
+            point(100, 1, Way::Plain, 3.0),
+            point(100, 1, Way::Windows(1), 5.0),
+            point(100, 1, Way::Auto, 5.4),
+            point(100, 4, Way::Auto, 5.1),
+            point(0, 1, Way::Auto, 99.0),
+            point(0, 1, Way::Windows(1), 100.0),
+        ];
+        let claims = claims(&points);
+        let value = |name: &str| {
+            let claim = claims.iter().find(|claim| claim.name == name).expect("a claim");
+            claim.value.map(|value| (value * 100.0).round() / 100.0)
+        };
+        // Half of the tokens are drafted: two a step.
+        assert_eq!(value("wan100_ceiling_share"), Some(0.9));
+        assert_eq!(value("wan100_two_sessions_vs_plain"), None);
+        assert_eq!(value("wan100_four_sessions_vs_plain"), Some(6.8));
+        assert_eq!(value("wan100_four_vs_one_session"), Some(3.78));
+        assert_eq!(value("wan0_windows_vs_off"), Some(0.99));
+        assert_eq!(value("wan_auto_depth_vs_best_fixed"), Some(0.99));
+    }
+
+    #[test]
+    fn without_answers_everything_is_missing() {
+        assert!(claims(&[]).iter().all(|claim| claim.holds.is_none()));
+    }
+}
