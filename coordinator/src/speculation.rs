@@ -28,7 +28,7 @@ pub(crate) struct Speculation {
     length: DraftLength,
     windows: WindowControl,
     plan: Plan,
-    /// Tokens per second that the plan should give, and when the last came.
+    /// Seconds that a chain should take by the plan, and when it began.
     expected: Option<(f64, Instant)>,
     /// Tokens drafted.
     pub(crate) drafted: u32,
@@ -98,17 +98,16 @@ impl Speculation {
         if self.windows.may_overlap() {
             let since = self.expected.filter(|_| plan.is_single() == self.plan.is_single());
             let since = since.map_or(now, |(_, since)| since);
-            self.expected = Some((plan.rate(p, &costs), since));
+            self.expected = Some((plan.chain(p, &costs).1, since));
         }
         self.plan = plan;
     }
 
-    /// Compares what was expected since the last answer with what came.
-    pub(crate) fn observe_speed(&mut self, n_tokens: usize, fit: &mut Fit, now: Instant) {
-        if let Some((rate, since)) = &mut self.expected {
-            let taken = now.saturating_duration_since(*since);
-            fit.observe(self.plan.is_single(), n_tokens, *rate, taken);
-            *since = now;
+    /// Compares the time of a chain that has ended with what was expected.
+    pub(crate) fn chain_ended(&mut self, fit: &mut Fit, now: Instant) {
+        if let Some((expected, since)) = self.expected.take() {
+            let taken = now.saturating_duration_since(since);
+            fit.observe(self.plan.is_single(), expected, taken);
         }
     }
 

@@ -36,16 +36,16 @@ const LOOK_EVERY: u32 = 8;
 /// may share their machine, and then overlapping does not come for free.
 const GAINS: (f64, f64) = (1.02, 1.2);
 
-/// Seconds that the assumption is worth that sessions are as fast as expected.
-const FIRST_WEIGHT: f64 = 0.5;
+/// Chains that the assumption is worth that sessions are as fast as expected.
+const FIRST_WEIGHT: f64 = 16.0;
 
-/// Longest time that counts, in times of what was expected.
+/// Longest time of a chain that counts, in times of what was expected.
 const MOST_TAKEN: f64 = 4.0;
 
-/// Weight of the past against one answer in what is known of several windows.
-const FIT_DECAY: f64 = 0.97;
+/// Weight of the past against one chain in what is known of the speed.
+const FIT_DECAY: f64 = 0.98;
 
-/// Weight of the past in what is known of several windows after an answer without them: a bad
+/// Weight of the past in what is known of several windows after a chain without them: a bad
 /// experience fades, so that it is checked now and then.
 const FIT_FADE: f64 = 0.998;
 
@@ -99,6 +99,12 @@ impl WindowCosts {
         self.stages.iter().map(|stage| stage.base + stage.row).sum()
     }
 
+    /// Whether links take most of a round trip. Elsewhere stages have little time to spare, and
+    /// what they share with drafter and coordinator is not in the measured times.
+    fn is_far(&self) -> bool {
+        self.links.as_secs_f64() > self.pass()
+    }
+
     /// What several windows must gain.
     fn least_gain(&self) -> f64 {
         let links = self.links.as_secs_f64();
@@ -146,9 +152,16 @@ impl Plan {
     /// Tokens per second of a session whose drafted tokens stand with probability `p` each.
     #[must_use]
     pub fn rate(&self, p: f64, costs: &WindowCosts) -> f64 {
+        let (tokens, seconds) = self.chain(p, costs);
+        if seconds > 0.0 { tokens / seconds } else { 0.0 }
+    }
+
+    /// Tokens of a chain, and the seconds that it takes, on average.
+    #[must_use]
+    pub fn chain(&self, p: f64, costs: &WindowCosts) -> (f64, f64) {
         let p = p.clamp(0.0, 0.999);
         let played = self.play(p, costs);
-        let Some(last) = played.last() else { return 0.0 };
+        let Some(last) = played.last() else { return (0.0, 0.0) };
         let n_rows: f64 = played.iter().map(|window| window.rows).sum();
         let tokens = (1.0 - p.powf(n_rows)) / (1.0 - p);
         let beyond = p.powf(n_rows);
@@ -166,7 +179,7 @@ impl Plan {
             0 | 1 => time,
             _ => soft_max(time, load(&played, beyond, costs)),
         };
-        if cycle > 0.0 { tokens / cycle } else { 0.0 }
+        (tokens, cycle)
     }
 
     fn play(&self, p: f64, costs: &WindowCosts) -> Vec<Played> {
@@ -276,7 +289,8 @@ impl WindowControl {
     /// Returns the plan for what is sent next. `single` is what a session that has one window at a
     /// time would do (if it drafts nothing, nobody does), `fit` how much of the expected speed several windows reach.
     pub fn next(&mut self, single: Plan, p: f64, costs: &WindowCosts, fit: f64) -> Plan {
-        if !self.may_overlap() || single.k == 0 {
+        let is_free = self.choices.depth.0 <= 1;
+        if !self.may_overlap() || single.k == 0 || (is_free && !costs.is_far()) {
             self.plan = None;
             return single;
         }
@@ -293,7 +307,7 @@ impl WindowControl {
         };
         let gain = several.rate(p, costs) * fit / single.rate(p, costs).max(1e-9);
         let enough = if held.is_some() { costs.least_gain() / 1.02 } else { costs.least_gain() };
-        let pays = self.choices.depth.0 > 1 || gain > enough;
+        let pays = !is_free || gain > enough;
         let plan = if pays { several } else { single };
         self.plan = Some(plan);
         plan
@@ -337,29 +351,29 @@ pub struct Fit {
     single: Times,
 }
 
-/// Seconds, the older ones with less weight.
+/// Chains and their times in parts of what was expected, the older ones with less weight. Times of
+/// chains say more than tokens: those come by chance.
 #[derive(Debug, Clone, Copy)]
 struct Times {
-    expected: f64,
+    n_chains: f64,
     taken: f64,
 }
 
 impl Default for Fit {
     fn default() -> Self {
-        let first = Times { expected: FIRST_WEIGHT, taken: FIRST_WEIGHT };
+        let first = Times { n_chains: FIRST_WEIGHT, taken: FIRST_WEIGHT };
         Self { several: first, single: first }
     }
 }
 
 impl Fit {
-    /// Learns from the time that tokens took which were expected at `rate` per second.
-    pub fn observe(&mut self, is_single: bool, n_tokens: usize, rate: f64, taken: Duration) {
-        if rate <= 0.0 {
+    /// Learns from the time that a chain took which was expected to take so many seconds.
+    pub fn observe(&mut self, is_single: bool, expected: f64, taken: Duration) {
+        if expected <= 0.0 {
             return;
         }
-        let expected = n_tokens as f64 / rate;
         // A pause has reasons that no plan changes.
-        let taken = taken.as_secs_f64().min(MOST_TAKEN * expected);
+        let taken = (taken.as_secs_f64() / expected).min(MOST_TAKEN);
         let times = if is_single {
             let first = Self::default().several;
             self.several.fade(first);
@@ -367,7 +381,7 @@ impl Fit {
         } else {
             &mut self.several
         };
-        times.expected = times.expected * FIT_DECAY + expected;
+        times.n_chains = times.n_chains * FIT_DECAY + 1.0;
         times.taken = times.taken * FIT_DECAY + taken;
     }
 
@@ -375,7 +389,7 @@ impl Fit {
     /// reaches all.
     #[must_use]
     pub fn of_several(&self) -> f64 {
-        let fit = |times: &Times| times.expected / times.taken.max(1e-9);
+        let fit = |times: &Times| times.n_chains / times.taken.max(1e-9);
         fit(&self.several) / fit(&self.single).max(1e-9)
     }
 }
@@ -383,7 +397,7 @@ impl Fit {
 impl Times {
     fn fade(&mut self, first: Self) {
         let toward = |old: f64, new: f64| old * FIT_FADE + new * (1.0 - FIT_FADE);
-        self.expected = toward(self.expected, first.expected);
+        self.n_chains = toward(self.n_chains, first.n_chains);
         self.taken = toward(self.taken, first.taken);
     }
 }

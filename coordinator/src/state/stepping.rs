@@ -245,8 +245,11 @@ impl State {
         }
         let Some(running) = session.running_mut() else { return };
         let verdict = running.judge(&rows);
+        let is_over = running.chain().starts();
         session.speculation.observe(&verdict);
-        session.speculation.observe_speed(verdict.n_standing, &mut self.fit, now);
+        if is_over {
+            session.speculation.chain_ended(&mut self.fit, now);
+        }
         self.counters.tokens_accepted += verdict.n_sent as u64;
         rows.truncate(verdict.n_standing);
         self.on_tokens(id, rows, now);
