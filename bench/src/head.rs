@@ -197,6 +197,7 @@ impl Questions {
                 draft_tokens: Some(case.n_drafted),
                 draw: None,
                 draft_windows: None,
+                draft_alternatives: None,
             })
             .collect()
     }

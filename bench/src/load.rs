@@ -28,6 +28,8 @@ pub struct Ask<'a> {
     pub draft_tokens: Option<u32>,
     /// Most windows in flight; absent for the coordinator's choice.
     pub draft_windows: Option<u32>,
+    /// Most second guesses beside drafts; absent for the coordinator's choice.
+    pub draft_alternatives: Option<u32>,
     /// How tokens are drawn; greedy when absent.
     pub draw: Option<Draw>,
 }
@@ -223,6 +225,7 @@ pub async fn one(fleet: &NodeFleet, ask: &Ask<'_>, epoch: Instant) -> anyhow::Re
         max_tokens: Some(ask.max_tokens),
         draft_tokens: ask.draft_tokens,
         draft_windows: ask.draft_windows,
+        draft_alternatives: ask.draft_alternatives,
         temperature: ask.draw.map(|draw| draw.temperature),
         seed: ask.draw.map(|draw| draw.seed),
         ..PromptRequest::default()

@@ -245,6 +245,7 @@ async fn check(
                 draft_tokens: Some(0),
                 draw: None,
                 draft_windows: None,
+                draft_alternatives: None,
             };
             all.push(load::one(&fleet, &ask, Instant::now()).await?.tokens);
         }
@@ -277,6 +278,7 @@ async fn ttft_ms(
         draft_tokens: Some(0),
         draw: None,
         draft_windows: None,
+        draft_alternatives: None,
     };
     let served = load::one(fleet, &ask, Instant::now()).await?;
     anyhow::ensure!(served.usage.cached_tokens == 0, "a new prompt was known already");

@@ -186,6 +186,7 @@ impl Context {
             max_tokens: self.args.tokens.into(),
             draft_tokens: k,
             draft_windows: None,
+            draft_alternatives: None,
             draw,
         }
     }

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use stagebus_draft::alternatives::MAX_ALTERNATIVES;
 use stagebus_draft::control::MAX_DRAFT_TOKENS;
 use stagebus_draft::windows::MAX_WINDOWS;
 use stagebus_schemas::messages::control::HeadMode;
@@ -181,6 +182,8 @@ pub struct CoordinatorSettings {
     pub draft_tokens: AutoOr,
     /// Most verifies of one session under way at the same time; requests may say otherwise.
     pub windows: AutoOr,
+    /// Most second guesses beside what is drafted, each only where it pays; requests may say otherwise.
+    pub alternatives: u32,
     /// Most tokens to draft per step.
     pub max_draft_tokens: u32,
     /// Inference threads of the draft model; 0 leaves the choice to the device.
@@ -213,6 +216,7 @@ impl Default for CoordinatorSettings {
             draft_shards: None,
             draft_tokens: AutoOr::Auto,
             windows: AutoOr::Auto,
+            alternatives: 2,
             max_draft_tokens: 10,
             draft_threads: 1,
             jobs: JobSettings::default(),
@@ -265,6 +269,7 @@ impl CoordinatorSettings {
             ("max_draft_tokens", u64::from(self.max_draft_tokens), 0, MAX_DRAFT_TOKENS),
             ("draft_tokens", or(self.draft_tokens, 0), 0, u64::from(self.max_draft_tokens)),
             ("windows", or(self.windows, 1), 1, MAX_WINDOWS as u64),
+            ("alternatives", u64::from(self.alternatives), 0, MAX_ALTERNATIVES as u64),
         ];
         for (key, found, least, most) in checks.into_iter().chain(self.jobs.ranges()) {
             if !(least..=most).contains(&found) {

@@ -10,7 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
-use stagebus_draft::drafter::{DraftRequest, Drafter, HybridDrafter, ModelDrafter, NgramDrafter};
+use stagebus_draft::drafter::{
+    Doubt, DraftRequest, Drafter, HybridDrafter, ModelDrafter, NgramDrafter,
+};
 use stagebus_draft::sampling::SamplingParams;
 use stagebus_engine::{EngineKind, EngineOptions, SessionKey};
 use stagebus_schemas::ids::SessionId;
@@ -38,7 +40,7 @@ pub(crate) struct DraftOrder {
     pub(crate) assumed: Vec<u32>,
     /// Most tokens to draft.
     pub(crate) n: usize,
-    /// How the last stage will choose.
+    /// How the last stage will choose; two `top_logprobs` ask for doubts.
     pub(crate) params: Arc<SamplingParams>,
 }
 
@@ -54,7 +56,7 @@ pub(crate) enum DraftCommand {
 }
 
 /// The answer to one [`DraftOrder`].
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Drafted {
     /// The session.
     pub(crate) session: SessionId,
@@ -62,6 +64,8 @@ pub(crate) struct Drafted {
     pub(crate) ticket: u64,
     /// What was drafted; `None` if the drafter failed.
     pub(crate) tokens: Option<Vec<u32>>,
+    /// How sure the drafter was of each token, if it was asked and knows.
+    pub(crate) doubts: Vec<Doubt>,
 }
 
 /// Whoever drafts.
@@ -218,7 +222,7 @@ impl DraftThread {
 fn failed(command: DraftCommand) -> Option<Drafted> {
     match command {
         DraftCommand::Draft(DraftOrder { session, ticket, .. }) => {
-            Some(Drafted { session, ticket, tokens: None })
+            Some(Drafted { session, ticket, tokens: None, doubts: Vec::new() })
         }
         DraftCommand::Open(..) | DraftCommand::Close(_) => None,
     }
@@ -304,6 +308,7 @@ fn draft(drafter: &mut dyn Drafter, orders: &[DraftOrder]) -> Vec<Drafted> {
         session: order.session,
         ticket: order.ticket,
         tokens: tokens.next(),
+        doubts: drafter.doubts(key_of(order.session)),
     };
     orders.iter().map(answer).collect()
 }

@@ -7,6 +7,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use stagebus_draft::chain::Alternative;
+use stagebus_draft::drafter::Doubt;
 use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::Priority;
@@ -38,6 +40,8 @@ pub(crate) struct Session {
     pub(crate) max_tokens: u32,
     /// How tokens are chosen.
     pub(crate) sampling: Arc<Sampling>,
+    /// The same for the drafter, with what it is to report.
+    draft_sampling: Arc<Sampling>,
     /// Who goes first where sessions compete.
     pub(crate) priority: Priority,
     /// Token ids of the prompt; empty while it is being encoded.
@@ -172,7 +176,10 @@ pub(crate) struct Order {
 impl Session {
     /// Makes a session whose prompt is not known yet.
     pub(crate) fn new(order: Order, transcript: Transcript, watch: Stopwatch) -> Self {
+        let top_logprobs = order.speculation.may_guess().then_some(2);
+        let draft_sampling = Sampling { top_logprobs, ..order.sampling.clone() };
         Self {
+            draft_sampling: Arc::new(draft_sampling),
             id: SessionId::random(),
             request: order.request,
             client: order.client,
@@ -281,20 +288,27 @@ impl Session {
         Some(running.send(self.id, rows, now))
     }
 
-    /// The next window: at most `n` rows of the last generated token and what was drafted after it.
-    /// Returns how many of them are drafted, too.
-    pub(crate) fn send_window(&mut self, n: usize, now: Instant) -> Option<(Effect, usize)> {
-        let SessionState::Running(running) = &mut self.state else { return None };
-        let (first, tokens) = running.chain.send(*self.output.last()?, n);
-        let n_drafted = tokens.len() - usize::from(first == 0 && !tokens.is_empty());
-        let rows = Rows {
-            phase: Phase::Decode,
-            start_pos: position(self.prompt.len() + self.output.len() - 1 + first),
-            wanted: (0..position(tokens.len())).collect(),
-            tokens,
-            held_from: None,
-        };
-        Some((running.send(self.id, rows, now), n_drafted))
+    /// The next window: at most `n` rows of the last generated token and what was drafted after it,
+    /// and the alternatives beside them. Returns its steps, and how many tokens are drafted, too.
+    pub(crate) fn send_window(&mut self, n: usize, now: Instant) -> (Vec<Effect>, usize) {
+        let SessionState::Running(running) = &mut self.state else { return (Vec::new(), 0) };
+        let last_pos = self.prompt.len() + self.output.len() - 1;
+        let pieces = running.chain.send(&self.output, n);
+        let n_drafted = pieces.iter().map(|piece| piece.n_drafted).sum();
+        let n_beside = pieces.len().saturating_sub(1);
+        let mut steps = Vec::with_capacity(pieces.len());
+        for (index, piece) in pieces.into_iter().enumerate() {
+            let rows = Rows {
+                phase: Phase::Decode,
+                start_pos: position(last_pos.saturating_add_signed(piece.first)),
+                wanted: (position(piece.n_again)..position(piece.tokens.len())).collect(),
+                tokens: piece.tokens,
+                held_from: None,
+            };
+            steps.push(running.send(self.id, rows, now));
+            running.note_beside(index < n_beside);
+        }
+        (steps, n_drafted)
     }
 
     /// Tokens that may still be drafted: verifying them yields one token more.
@@ -303,14 +317,44 @@ impl Session {
         (self.max_tokens as usize).saturating_sub(self.output.len() + 1 + n_drafted)
     }
 
-    /// Takes a draft, as far as it agrees with what came to stand meanwhile.
-    pub(crate) fn take_draft(&mut self, wait: DraftWait, drafted: &[u32]) {
+    /// Takes a draft, as far as it agrees with what came to stand meanwhile, and looks for places of
+    /// alternatives among its tokens.
+    pub(crate) fn take_draft(&mut self, wait: DraftWait, drafted: &[u32], doubts: &[Doubt]) {
         let SessionState::Running(running) = &mut self.state else { return };
+        let end = self.prompt.len() + self.output.len();
+        if let Some(token) = wait.alternative {
+            let tokens = std::iter::once(&token).chain(drafted).copied().collect();
+            if let Some(at) = (wait.from - 1).checked_sub(end) {
+                running.chain.add(Alternative { at, tokens });
+            }
+            return;
+        }
         let known = wait.from.saturating_sub(self.prompt.len());
         let known = self.output.get(known..).unwrap_or_default();
-        if let Some(rest) = drafted.strip_prefix(known) {
-            running.chain.extend(rest, wait.n.saturating_sub(known.len()));
+        let Some(rest) = drafted.strip_prefix(known) else { return };
+        let n_before = running.chain.len();
+        running.chain.extend(rest, wait.n.saturating_sub(known.len()));
+        if doubts.len() == drafted.len() {
+            let first = running.chain.first_open().saturating_sub(n_before);
+            let places = self.speculation.places(&doubts[known.len()..], n_before, first);
+            running.plan_alternatives(places, end + n_before);
         }
+    }
+
+    /// Orders the draft of the next alternative, if one is planned, after the tokens before it.
+    pub(crate) fn order_alternative(&mut self, now: Instant, patience: Duration) -> Option<Effect> {
+        let end = self.prompt.len() + self.output.len();
+        let SessionState::Running(running) = &mut self.state else { return None };
+        while let Some((pos, token, n)) = running.next_alternative() {
+            let Some(at) = pos.checked_sub(end) else { continue };
+            if n > 1 {
+                let before = running.chain.tokens().take(at);
+                let assumed: Vec<u32> = before.chain(std::iter::once(token)).collect();
+                return self.order(assumed, n - 1, Some(token), (now, patience));
+            }
+            running.chain.add(Alternative { at, tokens: vec![token] });
+        }
+        None
     }
 
     /// Orders a draft of `n` tokens and waits for it, at most for `patience`.
@@ -320,14 +364,25 @@ impl Session {
         now: Instant,
         patience: Duration,
     ) -> Option<Effect> {
+        let assumed: Vec<u32> = self.running()?.chain.tokens().collect();
+        self.order(assumed, n, None, (now, patience))
+    }
+
+    fn order(
+        &mut self,
+        assumed: Vec<u32>,
+        n: usize,
+        alternative: Option<u32>,
+        (now, patience): (Instant, Duration),
+    ) -> Option<Effect> {
         let SessionState::Running(running) = &mut self.state else { return None };
         let view = self.drafter.as_mut()?;
         view.n_orders += 1;
-        let assumed: Vec<u32> = running.chain.tokens().collect();
         running.wait_for_draft(DraftWait {
             ticket: view.n_orders,
             from: self.prompt.len() + self.output.len() + assumed.len(),
             n,
+            alternative,
             since: now,
             deadline: now + patience,
         });
@@ -339,7 +394,7 @@ impl Session {
             accepted,
             assumed,
             n,
-            params: Arc::clone(&self.sampling),
+            params: Arc::clone(&self.draft_sampling),
         })))
     }
 

@@ -3,14 +3,36 @@
 
 use std::time::Instant;
 
+use stagebus_draft::alternatives::{MAX_ALTERNATIVES, Place, Price};
 use stagebus_draft::chain::Verdict;
 use stagebus_draft::control::{DraftLength, StepCosts};
+use stagebus_draft::drafter::Doubt;
 use stagebus_draft::windows::{Choices, Fit, MAX_WINDOWS, Plan, WindowControl, WindowCosts};
+
+use stagebus_schemas::messages::control::HeadMode;
+use stagebus_schemas::messages::sampling::Sampling;
 
 use crate::config::{AutoOr, CoordinatorSettings};
 
 /// Tokens drafted before anything was measured.
 const FIRST_K: usize = 2;
+
+/// Share of chains whose first token is in doubt above which the chain's first row waits for it.
+const OFTEN_IN_DOUBT: f64 = 0.25;
+
+/// Weight of one chain in that share.
+const DOUBT_SMOOTHING: f64 = 0.1;
+
+/// What a request says of its speculation.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Wish {
+    /// Tokens per window.
+    pub(crate) tokens: Option<u32>,
+    /// Most windows under way.
+    pub(crate) windows: Option<u32>,
+    /// Most alternatives beside a chain.
+    pub(crate) alternatives: Option<u32>,
+}
 
 /// What steps cost, as far as it was measured, and how far that was right.
 #[derive(Debug)]
@@ -28,6 +50,12 @@ pub(crate) struct Speculation {
     length: DraftLength,
     windows: WindowControl,
     plan: Plan,
+    /// Most alternatives beside a window.
+    alternatives: usize,
+    /// What one must add; nothing while none pays.
+    price: Option<Price>,
+    /// Share of chains with an alternative to their first token.
+    first_in_doubt: f64,
     /// Seconds that a chain should take by the plan, and when it began.
     expected: Option<(f64, Instant)>,
     /// Tokens drafted.
@@ -40,13 +68,20 @@ pub(crate) struct Speculation {
 
 impl Speculation {
     /// Speculation as the settings say, expecting `prior` of the drafted tokens to be accepted. A
-    /// request may ask for other numbers of tokens and of windows.
+    /// request may ask for other numbers.
     pub(crate) fn new(
         settings: &CoordinatorSettings,
-        (tokens, windows): (Option<u32>, Option<u32>),
+        wish: Wish,
+        sampling: &Sampling,
         prior: f64,
     ) -> Self {
         let max = settings.max_draft_tokens as usize;
+        let Wish { tokens, windows, alternatives } = wish;
+        // The second guess of a draw would be the runner-up of that draw, whose share is not known.
+        let may_guess =
+            sampling.is_greedy() && !sampling.needs_history() && settings.head == HeadMode::Token;
+        let alternatives = alternatives.unwrap_or(settings.alternatives) as usize;
+        let alternatives = if may_guess { alternatives.min(MAX_ALTERNATIVES) } else { 0 };
         let fixed = match tokens.map_or(settings.draft_tokens, AutoOr::Fixed) {
             AutoOr::Fixed(n) => Some((n as usize).min(max)),
             AutoOr::Auto => None,
@@ -62,8 +97,11 @@ impl Speculation {
         Self {
             fixed,
             length: DraftLength::new(max, prior),
-            windows: WindowControl::new(Choices { k, depth }),
+            windows: WindowControl::new(Choices { k, depth, may_lead: alternatives == 0 }),
             plan: Plan::single(0),
+            alternatives,
+            price: None,
+            first_in_doubt: 1.0,
             expected: None,
             drafted: 0,
             accepted: 0,
@@ -74,6 +112,26 @@ impl Speculation {
     /// Whether it may ever draft a token.
     pub(crate) fn may_draft(&self) -> bool {
         self.fixed.unwrap_or(self.length.max()) > 0
+    }
+
+    /// Whether second guesses are wanted, where they pay.
+    pub(crate) fn may_guess(&self) -> bool {
+        self.alternatives > 0
+    }
+
+    /// The places for alternatives among tokens that were drafted after `n_before` others; `first`
+    /// is the first one that is open.
+    pub(crate) fn places(&mut self, doubts: &[Doubt], n_before: usize, first: usize) -> Vec<Place> {
+        let Some(price) = self.price else { return Vec::new() };
+        let reach = self.length.acceptance().powi(i32::try_from(n_before).unwrap_or(i32::MAX));
+        if n_before == 0 {
+            let places = price.places(doubts, reach, 0, self.alternatives);
+            let is_first = places.first().is_some_and(|place| place.index == 0);
+            let share = f64::from(u8::from(is_first));
+            self.first_in_doubt += (share - self.first_in_doubt) * DOUBT_SMOOTHING;
+            self.windows.let_lead(self.first_in_doubt < OFTEN_IN_DOUBT);
+        }
+        price.places(doubts, reach, first, self.alternatives)
     }
 
     /// How the session speculates until its next answer.
@@ -95,6 +153,7 @@ impl Speculation {
         };
         let p = self.length.acceptance();
         let plan = self.windows.next(single, p, &costs, fit.of_several());
+        self.price = Price::new(&plan, p, &costs).filter(|_| self.may_guess());
         if self.windows.may_overlap() {
             let since = self.expected.filter(|_| plan.is_single() == self.plan.is_single());
             let since = since.map_or(now, |(_, since)| since);

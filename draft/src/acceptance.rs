@@ -31,8 +31,8 @@ mod tests {
                     .collect();
                 let mut chain = Chain::default();
                 chain.extend(&vec![0; n_draft as usize], n_draft as usize);
-                chain.send(0, chosen.len());
-                tokens += chain.judge(chosen.into_iter()).n_standing;
+                chain.send(&[0], chosen.len());
+                tokens += chain.judge(&chosen).n_standing;
             }
             let mean = tokens as f64 / f64::from(n);
             let want = expected_tokens(p, n_draft as usize);

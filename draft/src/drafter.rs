@@ -33,6 +33,17 @@ pub struct DraftRequest<'a> {
     pub params: &'a SamplingParams,
 }
 
+/// How sure a drafter is of a drafted token, given all tokens before it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Doubt {
+    /// Probability of the drafted token.
+    pub first: f64,
+    /// What it would draft instead.
+    pub second: u32,
+    /// Probability of that.
+    pub second_share: f64,
+}
+
 /// Why a drafter failed. Drafting is a help: sessions go on without drafted tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum DraftError {
@@ -85,6 +96,12 @@ pub trait Drafter: Send {
     /// # Errors
     /// [`DraftError`]; every session stays open and may be drafted for again.
     fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>, DraftError>;
+
+    /// How sure it was of each token of the session's last draft, in order; taken with the call.
+    /// Empty if it does not know, or if the request's `top_logprobs` did not ask for two tokens.
+    fn doubts(&mut self, _session: SessionKey) -> Vec<Doubt> {
+        Vec::new()
+    }
 
     /// Ends a session and frees what it holds.
     fn close(&mut self, session: SessionKey);

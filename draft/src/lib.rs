@@ -14,6 +14,7 @@
 )]
 
 pub mod acceptance;
+pub mod alternatives;
 pub mod chain;
 pub mod control;
 pub mod costs;

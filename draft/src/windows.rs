@@ -94,6 +94,11 @@ impl WindowCosts {
         (self.n_active as f64 * slowest / round_trip.max(1e-9)).min(1.0)
     }
 
+    /// How many sessions wait for each other's rows, on average.
+    pub(crate) fn disturbed(&self) -> f64 {
+        1.0 + (self.n_active as f64 - 1.0).max(0.0) * self.meet()
+    }
+
     /// Time of one row in all stages.
     fn pass(&self) -> f64 {
         self.stages.iter().map(|stage| stage.base + stage.row).sum()
@@ -101,7 +106,7 @@ impl WindowCosts {
 
     /// Whether links take most of a round trip. Elsewhere stages have little time to spare, and
     /// what they share with drafter and coordinator is not in the measured times.
-    fn is_far(&self) -> bool {
+    pub(crate) fn is_far(&self) -> bool {
         self.links.as_secs_f64() > self.pass()
     }
 
@@ -263,6 +268,8 @@ pub struct Choices {
     pub k: (usize, usize),
     /// Fewest and most windows in flight.
     pub depth: (usize, usize),
+    /// Whether the first row of a chain may leave alone.
+    pub may_lead: bool,
 }
 
 /// Chooses the plan of one session.
@@ -284,6 +291,14 @@ impl WindowControl {
     #[must_use]
     pub const fn may_overlap(&self) -> bool {
         self.choices.depth.1 > 1 && self.choices.k.1 > 0
+    }
+
+    /// Says whether the first row of a chain may leave alone.
+    pub fn let_lead(&mut self, may_lead: bool) {
+        if self.choices.may_lead != may_lead {
+            self.choices.may_lead = may_lead;
+            self.plan = None;
+        }
     }
 
     /// Returns the plan for what is sent next. `single` is what a session that has one window at a
@@ -317,20 +332,22 @@ impl WindowControl {
     #[must_use]
     pub fn first(&self, single: Plan) -> Plan {
         match self.choices.depth.0 {
-            depth if depth > 1 && single.k > 0 => Plan { depth, lead: true, ..single },
+            depth if depth > 1 && single.k > 0 => {
+                Plan { depth, lead: self.choices.may_lead, ..single }
+            }
             _ => single,
         }
     }
 
     /// The best plan with several windows.
     fn best(&self, p: f64, costs: &WindowCosts) -> Plan {
-        let Choices { k: (least_k, most_k), depth: (least, most) } = self.choices;
-        let mut best = (f64::MIN, Plan { k: least_k.max(1), depth: most, lead: true });
+        let Choices { k: (least_k, most_k), depth: (least, most), may_lead } = self.choices;
+        let mut best = (f64::MIN, Plan { k: least_k.max(1), depth: most, lead: may_lead });
         // Neighbours of larger numbers are about as good.
         let tried = |n: &usize| *n <= 4 || n.is_multiple_of(2);
         for depth in (least.max(2)..=most).filter(|depth| tried(depth) || least == most) {
             for k in (least_k.max(1)..=most_k).filter(|k| tried(k) || least_k == most_k) {
-                for lead in [true, false] {
+                for lead in [true, false].into_iter().filter(|lead| may_lead || !lead) {
                     let plan = Plan { k, depth, lead };
                     let rate = plan.rate(p, costs);
                     // Of equals the first: fewer windows.

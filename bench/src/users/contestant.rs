@@ -193,6 +193,7 @@ impl Contestant {
                     draft_tokens,
                     draw: None,
                     draft_windows: None,
+                    draft_alternatives: None,
                 };
                 load::users(fleet, n_users, &tokens.map(ask).collect::<Vec<_>>()).await
             }

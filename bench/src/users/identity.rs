@@ -108,6 +108,7 @@ pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::R
                 draft_tokens,
                 draw: None,
                 draft_windows: None,
+                draft_alternatives: None,
             })
             .collect())
     };

@@ -125,6 +125,7 @@ async fn turn(
             draft_tokens: Some(0),
             draw: None,
             draft_windows: None,
+            draft_alternatives: None,
         })
         .collect();
     let next = Cell::new(0);
@@ -141,6 +142,7 @@ async fn turn(
                     draft_tokens: Some(0),
                     draw: None,
                     draft_windows: None,
+                    draft_alternatives: None,
                 };
                 let served = load::one(fleet, &ask, epoch).await?;
                 served.arrivals.first().map_or_else(since, |first| first.at_ms)

@@ -266,6 +266,7 @@ async fn stage_use(
             draft_tokens,
             draw: None,
             draft_windows: None,
+            draft_alternatives: None,
         })
         .collect();
     let (answers, busy) = observed_users(fleet, place.users, &asks).await?;

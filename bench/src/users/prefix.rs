@@ -86,6 +86,7 @@ pub(super) async fn run(
                 draft_tokens: Some(0),
                 draw: None,
                 draft_windows: None,
+                draft_alternatives: None,
             };
             load::one(fleet, &ask, Instant::now()).await
         };

@@ -57,6 +57,7 @@ pub(super) async fn run(
         draft_tokens: Some(0),
         draw: None,
         draft_windows: None,
+        draft_alternatives: None,
     };
     let asks: Vec<Ask<'_>> = prompts.map(|prompt| ask(&prompt.tokens)).take(2 * MANY).collect();
     let (left, right) = asks.split_at(MANY);

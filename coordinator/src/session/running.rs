@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use stagebus_draft::alternatives::Place;
 use stagebus_draft::chain::{Chain, Verdict};
 use stagebus_schemas::ids::{Epoch, SessionId, StageIndex, StepNumber, WorkerId};
 use stagebus_schemas::messages::control::StepProgress;
@@ -30,6 +31,9 @@ pub(crate) struct Running {
     pub(super) chain: Chain,
     /// The draft that was ordered.
     drafting: Option<DraftWait>,
+    /// Alternatives whose drafts are still to be ordered: position and token of their first place,
+    /// and their number of tokens.
+    planned: VecDeque<(usize, u32, usize)>,
     /// When a step was last answered, or sent while none was under way.
     last_progress: Instant,
     /// When the workers were last asked whether they live.
@@ -59,6 +63,8 @@ pub(crate) struct DraftWait {
     pub(crate) from: usize,
     /// Most tokens that it drafts.
     pub(crate) n: usize,
+    /// The first token of the alternative that it goes on with.
+    pub(crate) alternative: Option<u32>,
     pub(crate) since: Instant,
     pub(crate) deadline: Instant,
 }
@@ -75,6 +81,8 @@ struct InFlight {
     sent: Instant,
     /// The session went on in another way: its rows are for nothing.
     is_stale: bool,
+    /// It is a part of the window that the next one completes.
+    is_beside: bool,
 }
 
 /// Rows of the next step.
@@ -118,6 +126,7 @@ impl Running {
             in_flight: VecDeque::new(),
             chain: Chain::default(),
             drafting: None,
+            planned: VecDeque::new(),
             last_progress: now,
             last_check: now,
             lost_at: None,
@@ -150,9 +159,31 @@ impl Running {
         self.fill.is_empty() && self.in_flight.iter().all(|step| step.phase == Phase::Decode)
     }
 
-    /// Steps under way whose answers still matter.
+    /// Windows under way whose answers still matter.
     pub(crate) fn n_live(&self) -> usize {
-        self.in_flight.iter().filter(|step| !step.is_stale).count()
+        self.in_flight.iter().filter(|step| !step.is_stale && !step.is_beside).count()
+    }
+
+    /// Notes whether the step that was sent last is a part of the window that the next one completes.
+    pub(super) fn note_beside(&mut self, is_beside: bool) {
+        if let Some(last) = self.in_flight.back_mut() {
+            last.is_beside = is_beside;
+        }
+    }
+
+    /// Notes where alternatives are to be drafted; `start` is the position of the draft.
+    pub(super) fn plan_alternatives(&mut self, places: Vec<Place>, start: usize) {
+        self.planned = places.into_iter().map(|at| (start + at.index, at.token, at.n)).collect();
+    }
+
+    /// The next alternative to draft.
+    pub(super) fn next_alternative(&mut self) -> Option<(usize, u32, usize)> {
+        self.planned.pop_front()
+    }
+
+    /// Whether the next window waits for an alternative.
+    pub(crate) fn awaits_alternative(&self) -> bool {
+        self.drafting.is_some_and(|wait| wait.alternative.is_some())
     }
 
     /// What was drafted after the last token.
@@ -163,10 +194,12 @@ impl Running {
     /// Compares the choices of the oldest window with the chain. If one differs, the windows behind
     /// it are stale, and so is the draft that is made.
     pub(crate) fn judge(&mut self, rows: &[HeadRow]) -> Verdict {
-        let verdict = self.chain.judge(rows.iter().map(|row| row.token));
+        let chosen: Vec<u32> = rows.iter().map(|row| row.token).collect();
+        let verdict = self.chain.judge(&chosen);
         if verdict.differs {
             self.in_flight.iter_mut().for_each(|step| step.is_stale = true);
             self.drafting = None;
+            self.planned.clear();
         }
         verdict
     }
@@ -289,6 +322,7 @@ impl Running {
             after_first: tokens.iter().skip(1).copied().collect(),
             sent: now,
             is_stale: false,
+            is_beside: false,
         });
         let epoch = self.epoch;
         let trace = Vec::new();

@@ -14,7 +14,7 @@ use crate::action::{Effect, Incoming};
 use crate::client::Client;
 use crate::jobs::JobStart;
 use crate::session::{Order, Session, SessionState};
-use crate::speculation::Speculation;
+use crate::speculation::{Speculation, Wish};
 use crate::timings::Stopwatch;
 use crate::transcript::Transcript;
 
@@ -86,18 +86,19 @@ impl State {
                 self.model.text.continuing_detokenizer()
             }
         };
+        let wish = Wish {
+            tokens: request.draft_tokens,
+            windows: request.draft_windows,
+            alternatives: request.draft_alternatives,
+        };
         let order = Order {
             request: request.request_id.unwrap_or_else(RequestId::random),
             client,
             stream: request.stream,
             max_tokens: request.max_tokens.unwrap_or(self.settings.default_max_tokens),
-            sampling: request.sampling,
             priority: request.priority,
-            speculation: Speculation::new(
-                &self.settings,
-                (request.draft_tokens, request.draft_windows),
-                self.acceptance,
-            ),
+            speculation: Speculation::new(&self.settings, wish, &request.sampling, self.acceptance),
+            sampling: request.sampling,
         };
         let transcript = Transcript::new(text, request.stop);
         let watch = Stopwatch::new(now, usize::from(self.model.identity.n_stages));

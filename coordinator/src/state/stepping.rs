@@ -96,11 +96,17 @@ impl State {
     /// draft of the next one.
     ///
     /// A window waits for the draft that completes it, except where the plan lets the first row of
-    /// a chain lead, and where there is nothing to wait for.
+    /// a chain lead, and where there is nothing to wait for; and for its alternatives.
     fn pump(&mut self, id: SessionId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let most_rows = self.limits.wanted_rows;
         loop {
+            if session.running().is_some_and(|running| !running.is_drafting())
+                && let Some(order) = session.order_alternative(now, DRAFT_PATIENCE)
+            {
+                self.effects.push(order);
+                return;
+            }
             let Plan { k, depth, lead } = session.speculation.plan();
             let may_draft = k > 0 && session.drafter.is_some() && session.draft_room() > 0;
             let Some(running) = session.running() else { return };
@@ -108,15 +114,15 @@ impl State {
             let ends = || chain.tokens().any(|token| self.model.eos_ids.contains(&token));
             let may_draft = may_draft && !chain.is_dry() && !ends();
             let n_rows = (k + usize::from(chain.starts())).clamp(1, most_rows);
-            let has_slot = running.n_live() < depth;
+            let has_slot = running.n_live() < depth && !running.awaits_alternative();
             let is_complete = chain.n_unsent() >= n_rows;
             let leads = lead && chain.starts();
             let waits = may_draft || running.is_drafting();
             if has_slot && chain.n_unsent() > 0 && (is_complete || leads || !waits) {
-                let Some((step, n_drafted)) = session.send_window(n_rows, now) else { return };
+                let (steps, n_drafted) = session.send_window(n_rows, now);
                 session.speculation.sent(n_drafted);
                 self.counters.tokens_drafted += n_drafted as u64;
-                self.effects.push(step);
+                self.effects.extend(steps);
                 continue;
             }
             if may_draft && !running.is_drafting() && !is_complete && (depth > 1 || has_slot) {
@@ -130,7 +136,7 @@ impl State {
 
     /// Takes drafts and sends the windows that waited for them.
     pub(super) fn on_drafted(&mut self, drafted: Vec<Drafted>, now: Instant) {
-        for Drafted { session: id, ticket, tokens } in drafted {
+        for Drafted { session: id, ticket, tokens, doubts } in drafted {
             let Some(session) = self.sessions.get_mut(&id) else { continue };
             let wait = session.running_mut().and_then(|r| r.end_draft_wait(Some(ticket)));
             let Some(wait) = wait else { continue };
@@ -142,7 +148,7 @@ impl State {
             if let Some(n) = u32::try_from(tokens.len()).ok().filter(|n| *n > 0 && ticket > 1) {
                 self.costs.draft(now.duration_since(wait.since) / n);
             }
-            session.take_draft(wait, &tokens);
+            session.take_draft(wait, &tokens, &doubts);
             self.pump(id, now);
         }
     }

@@ -1,6 +1,6 @@
 //! What the numbers in a draft model's logits row stand for.
 
-use crate::sampling::{History, Sampler, SamplingError, SamplingParams};
+use crate::sampling::{Choice, History, Sampler, SamplingError, SamplingParams};
 
 /// The head of a draft model: one row for every token, or for the most frequent ones only.
 ///
@@ -66,22 +66,24 @@ impl DraftHead {
         self.tokens.as_ref().map_or(self.vocab_size, Vec::len)
     }
 
-    /// The token that the target's head would choose from this row.
+    /// What the target's head would choose from this row.
     pub(super) fn choose(
         &self,
         sampler: &mut Sampler,
         row: HeadRow<'_>,
         whole: &mut Vec<f32>,
-    ) -> Result<u32, SamplingError> {
+    ) -> Result<Choice, SamplingError> {
         let HeadRow { logits, position, params, history } = row;
         let Some(tokens) = &self.tokens else {
-            return Ok(sampler.choose(logits, position, params, history)?.token);
+            return sampler.choose(logits, position, params, history);
         };
         let plain = params.logit_bias.is_empty() && !params.needs_history();
         if plain && params.is_greedy() {
             // Rows ascend by token, so the first largest row is the first largest token.
-            let row = sampler.choose(logits, position, params, history)?.token;
-            return Ok(tokens[row as usize]);
+            let mut choice = sampler.choose(logits, position, params, history)?;
+            choice.token = tokens[choice.token as usize];
+            choice.top.iter_mut().for_each(|top| top.token = tokens[top.token as usize]);
+            return Ok(choice);
         }
         // Bias, penalties and noise belong to tokens: put every logit at its token's place.
         whole.clear();
@@ -89,7 +91,7 @@ impl DraftHead {
         for (token, logit) in tokens.iter().zip(logits) {
             whole[*token as usize] = *logit;
         }
-        Ok(sampler.choose(whole, position, params, history)?.token)
+        sampler.choose(whole, position, params, history)
     }
 }
 
@@ -133,9 +135,10 @@ mod tests {
                         repetition_penalty,
                         logit_bias: if position % 2 == 0 { vec![] } else { vec![(5, -0.5)] },
                         seed: 3,
+                        top_logprobs: Some(2),
                         ..SamplingParams::default()
                     };
-                    let want = sampler.choose(&whole, position, &params, &history).unwrap().token;
+                    let want = sampler.choose(&whole, position, &params, &history).unwrap();
                     let row =
                         HeadRow { logits: &cut, position, params: &params, history: &history };
                     let got = head.choose(&mut sampler, row, &mut Vec::new()).unwrap();

@@ -2,7 +2,7 @@
 
 use stagebus_engine::SessionKey;
 
-use super::{DraftError, DraftRequest, Drafter, NgramDrafter};
+use super::{Doubt, DraftError, DraftRequest, Drafter, NgramDrafter};
 
 /// Shortest match, in tokens, that is trusted more than the model.
 ///
@@ -47,6 +47,10 @@ impl<D: Drafter> Drafter for HybridDrafter<D> {
             drafts[idx] = draft;
         }
         Ok(drafts)
+    }
+
+    fn doubts(&mut self, session: SessionKey) -> Vec<Doubt> {
+        self.model.doubts(session)
     }
 
     fn close(&mut self, session: SessionKey) {

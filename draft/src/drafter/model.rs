@@ -7,15 +7,14 @@
 //! tokens are chosen with the request's own parameters and noise, so a draft model that is the
 //! target drafts exactly what the target will choose.
 
-use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use stagebus_engine::{Backend, OpenError, RowPath, SessionKey, StageOutput, StepError, StepRows};
 
 use super::head::{DraftHead, HeadRow};
-use super::{DraftError, DraftRequest, Drafter};
-use crate::sampling::{History, Sampler, SamplingParams};
+use super::{Doubt, DraftError, DraftRequest, Drafter};
+use crate::sampling::{Choice, History, Sampler, SamplingParams};
 
 /// Most rows of one step while a text is taken in.
 const CHUNK_ROWS: usize = 256;
@@ -49,6 +48,8 @@ struct Session {
     ahead: VecDeque<u32>,
     /// Rows in the model's cache: of the leading ones of `tokens` and then `ahead`.
     cached: usize,
+    /// How sure the model was of the tokens of the last draft, if that was asked.
+    doubts: Vec<Doubt>,
 }
 
 impl Session {
@@ -60,6 +61,7 @@ impl Session {
             place: Place::Outside,
             ahead: VecDeque::new(),
             cached: 0,
+            doubts: Vec::new(),
         }
     }
 
@@ -116,7 +118,7 @@ struct Run<'a> {
     index: usize,
     /// Most tokens to draft; lowered when the draft ends early.
     n: usize,
-    params: Cow<'a, SamplingParams>,
+    params: &'a SamplingParams,
     /// Length of the text before the first drafted token.
     start: usize,
     /// Nothing more is to be done.
@@ -209,12 +211,9 @@ impl ModelDrafter {
         if let Some(history) = &mut session.history {
             request.assumed.iter().for_each(|token| history.push(*token));
         }
-        let mut params = Cow::Borrowed(request.params);
-        if params.top_logprobs.is_some() {
-            // Nobody reads the log-probabilities of a draft.
-            params.to_mut().top_logprobs = None;
-        }
-        Ok(Some(Run { session: request.session, index, n, params, start: len, is_over: false }))
+        session.doubts.clear();
+        let (session, params) = (request.session, request.params);
+        Ok(Some(Run { session, index, n, params, start: len, is_over: false }))
     }
 
     /// The next step of a request; `None` if it is over. `intake` is what may still be taken in.
@@ -324,20 +323,33 @@ impl ModelDrafter {
 fn choose(
     run: &mut Run<'_>,
     session: &mut Session,
-    choose: impl FnOnce(u32, &SamplingParams, &History) -> Option<u32>,
+    choose: impl FnOnce(u32, &SamplingParams, &History) -> Option<Choice>,
 ) {
     let position = session.len() as u32;
     let empty = History::default();
     let history = session.history.as_ref().unwrap_or(&empty);
     // A row that rules out every token ends the draft; the target will report its own.
-    let Some(token) = choose(position, &run.params, history) else {
+    let Some(choice) = choose(position, run.params, history) else {
         run.is_over = true;
         return;
     };
+    session.doubts.extend(doubt(&choice));
+    let token = choice.token;
     session.ahead.push_back(token);
     if let Some(history) = &mut session.history {
         history.push(token);
     }
+}
+
+/// What was nearly chosen, if the row's most likely tokens were asked for.
+fn doubt(choice: &Choice) -> Option<Doubt> {
+    let share = |logprob: f32| f64::from(logprob).exp();
+    let second = choice.top.iter().find(|top| top.token != choice.token)?;
+    Some(Doubt {
+        first: share(choice.logprob?),
+        second: second.token,
+        second_share: share(second.logprob),
+    })
 }
 
 impl Drafter for ModelDrafter {
@@ -382,6 +394,12 @@ impl Drafter for ModelDrafter {
             drafts[run.index] = session.text(run.start..session.len());
         }
         outcome.map(|()| drafts)
+    }
+
+    fn doubts(&mut self, session: SessionKey) -> Vec<Doubt> {
+        self.sessions
+            .get_mut(&session)
+            .map_or_else(Vec::new, |held| std::mem::take(&mut held.doubts))
     }
 
     fn close(&mut self, session: SessionKey) {

@@ -246,7 +246,7 @@ fn single(p: f64, costs: &WindowCosts) -> Plan {
 }
 
 fn chosen(depth: (usize, usize), p: f64, costs: &WindowCosts) -> Plan {
-    let choices = Choices { k: (1, 10), depth };
+    let choices = Choices { k: (1, 10), depth, may_lead: true };
     WindowControl::new(choices).next(single(p, costs), p, costs, 1.0)
 }
 
@@ -331,11 +331,11 @@ fn what_is_slower_than_expected_is_left_and_tried_again() {
 #[test]
 fn fixed_numbers_are_kept() {
     let costs = costs(0, 1);
-    let mut control = WindowControl::new(Choices { k: (4, 4), depth: (3, 3) });
+    let mut control = WindowControl::new(Choices { k: (4, 4), depth: (3, 3), may_lead: true });
     let plan = control.next(Plan::single(4), 0.1, &costs, 0.1);
     assert_eq!((plan.k, plan.depth), (4, 3));
-    let mut control = WindowControl::new(Choices { k: (0, 0), depth: (3, 3) });
+    let mut control = WindowControl::new(Choices { k: (0, 0), depth: (3, 3), may_lead: true });
     assert_eq!(control.next(Plan::single(0), 0.9, &costs, 1.0), Plan::single(0));
-    let mut control = WindowControl::new(Choices { k: (2, 8), depth: (1, 1) });
+    let mut control = WindowControl::new(Choices { k: (2, 8), depth: (1, 1), may_lead: true });
     assert_eq!(control.next(Plan::single(5), 0.9, &costs, 1.0), Plan::single(5));
 }

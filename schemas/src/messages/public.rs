@@ -88,6 +88,9 @@ pub struct PromptRequest {
     /// Most verifies under way at the same time; the coordinator chooses when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft_windows: Option<u32>,
+    /// Most second guesses beside what is drafted, 0 for none; the coordinator chooses when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_alternatives: Option<u32>,
     /// `interactive` (the default) or `batch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,

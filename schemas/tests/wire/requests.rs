@@ -49,6 +49,7 @@ fn a_plain_request_is_taken_apart() {
         stream: false,
         draft_tokens: None,
         draft_windows: None,
+        draft_alternatives: None,
         priority: Priority::Interactive,
     };
     assert_eq!(valid, Ok(expected));

@@ -349,6 +349,7 @@ fn prompt_request() -> impl Strategy<Value = PromptRequest> {
                 stream,
                 draft_tokens,
                 draft_windows: max_tokens,
+                draft_alternatives: max_tokens,
                 priority: batch.map(priority),
             }
         },

@@ -65,7 +65,11 @@ async fn drafts_of_any_length_change_no_token_of_the_fast_profile() -> Result<()
                 (Value::Null, json!(3)),
                 (Value::Null, Value::Null),
             ] {
-                let drafts = json!({ "draft_tokens": k, "draft_windows": windows });
+                let drafts = json!({
+                    "draft_tokens": k,
+                    "draft_windows": windows,
+                    "draft_alternatives": 4,
+                });
                 let answer = fleet.ask(&with(&request, &drafts)).await?;
                 let (found, expected) = (&answer.tokens, &plain.tokens);
                 ensure!(found == expected, "{drafts}, {request}: {found:?} not {expected:?}");

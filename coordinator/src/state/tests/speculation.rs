@@ -2,6 +2,8 @@
 
 mod windows;
 
+use stagebus_draft::drafter::Doubt;
+
 use super::*;
 use crate::config::AutoOr;
 use crate::drafting::{DraftCommand, DraftOrder, Drafted};
@@ -33,10 +35,15 @@ impl Bench {
     }
 
     fn drafted(&mut self, order: &DraftOrder, tokens: Option<&[u32]>) {
+        self.drafted_in_doubt(order, tokens, Vec::new());
+    }
+
+    fn drafted_in_doubt(&mut self, order: &DraftOrder, tokens: Option<&[u32]>, doubts: Vec<Doubt>) {
         self.act(Action::Drafted(vec![Drafted {
             session: order.session,
             ticket: order.ticket,
             tokens: tokens.map(<[u32]>::to_vec),
+            doubts,
         }]));
     }
 

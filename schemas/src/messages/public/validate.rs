@@ -90,6 +90,8 @@ pub struct ValidRequest {
     pub draft_tokens: Option<u32>,
     /// Most verifies under way at the same time, if the client said so.
     pub draft_windows: Option<u32>,
+    /// Most second guesses beside what is drafted, if the client said so.
+    pub draft_alternatives: Option<u32>,
     /// Who goes first.
     pub priority: Priority,
 }
@@ -216,6 +218,7 @@ impl PromptRequest {
             stream: self.stream.unwrap_or(true),
             draft_tokens: self.draft_tokens,
             draft_windows: self.draft_windows,
+            draft_alternatives: self.draft_alternatives,
             priority: self.priority.unwrap_or_default(),
         })
     }

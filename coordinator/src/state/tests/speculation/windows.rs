@@ -41,6 +41,10 @@ struct World {
     tokens: Vec<u32>,
     last_answer: Option<Head>,
     most_live: usize,
+    /// Steps with rows beside the chain.
+    n_beside: usize,
+    /// The drafter is in doubt of every token whose position this divides.
+    doubts_every: Option<usize>,
     is_done: bool,
 }
 
@@ -61,6 +65,8 @@ impl World {
             tokens: Vec::new(),
             last_answer: None,
             most_live: 0,
+            n_beside: 0,
+            doubts_every: None,
             is_done: false,
         };
         world.collect();
@@ -70,10 +76,16 @@ impl World {
 
     /// Takes in what the coordinator wants.
     fn collect(&mut self) {
-        self.steps.extend(self.bench.steps());
+        let new = self.bench.steps();
+        self.n_beside += new.windows(2).filter(|pair| is_beside(&pair[0], &pair[1])).count();
+        self.steps.extend(new);
         let n_steps = self.steps.len();
-        let n_stale = (0..n_steps).filter(|i| self.is_stale(*i, n_steps)).count();
-        self.most_live = self.most_live.max(self.steps.len() - n_stale);
+        let counts = |i: &usize| {
+            let next = self.steps.get(i + 1);
+            !self.is_stale(*i, n_steps)
+                && !next.is_some_and(|next| is_beside(&self.steps[*i], next))
+        };
+        self.most_live = self.most_live.max((0..n_steps).filter(counts).count());
         for command in self.bench.drafts() {
             if let DraftCommand::Draft(order) = command {
                 self.accepted.extend(&order.accepted);
@@ -118,6 +130,8 @@ impl World {
             }
         }
         self.last_answer = Some(answer.clone());
+        // The way is long, so that second guesses pay.
+        self.bench.now += Duration::from_millis(300);
         self.bench.act(Action::Head(answer));
         self.collect();
     }
@@ -127,14 +141,22 @@ impl World {
     fn draft(&mut self, wrong: impl Fn(usize) -> bool, most: usize) {
         let Some(order) = self.order.take() else { return };
         let mut text = [&self.accepted[..], &order.assumed].concat();
-        let mut drafted = Vec::new();
+        let (mut drafted, mut doubts) = (Vec::new(), Vec::new());
         for _ in 0..order.n.min(most) {
             let right = chosen(&text);
-            let token = if wrong(text.len()) { 97 + (right - 96) % 26 } else { right };
+            let other = 97 + (right - 96) % 26;
+            let is_wrong = wrong(text.len());
+            let (token, second) = if is_wrong { (other, right) } else { (right, other) };
+            let doubtful = self.doubts_every.is_some_and(|every| text.len().is_multiple_of(every));
+            let (first, second_share) = if doubtful { (0.5, 0.4) } else { (0.99, 0.001) };
             drafted.push(token);
+            doubts.push(Doubt { first, second, second_share });
             text.push(token);
         }
-        self.bench.drafted(&order, Some(&drafted));
+        if order.params.top_logprobs.is_none() {
+            doubts.clear();
+        }
+        self.bench.drafted_in_doubt(&order, Some(&drafted), doubts);
         self.collect();
     }
 
@@ -155,6 +177,40 @@ impl World {
             self.collect();
         }
     }
+}
+
+/// Whether a step carries rows that the next one takes back on purpose.
+fn is_beside(step: &Step, next: &Step) -> bool {
+    let end = step.start_pos as usize + step.tokens.len();
+    step.start_pos < next.start_pos && (next.start_pos as usize) < end
+}
+
+#[test]
+fn second_guesses_stand_where_the_first_ones_do_not() {
+    const N: usize = 40;
+    let run = |doubts_every, extra: &str| {
+        let mut world = World::new(6, 2, &format!(r#","max_tokens":{N}{extra}"#));
+        world.doubts_every = doubts_every;
+        let mut n_answers = 0;
+        while !world.is_done {
+            while world.order.is_some() {
+                world.draft(|pos| pos % 3 == 0, usize::MAX);
+            }
+            world.answer(n_answers % 2 == 0);
+            n_answers += 1;
+        }
+        assert_eq!(world.tokens, plain(N));
+        let counters = world.bench.state.counters;
+        (world.n_beside, counters.tokens_accepted)
+    };
+    let (n_beside, n_alone) = run(None, "");
+    assert_eq!(n_beside, 0);
+    let (n_beside, n_accepted) = run(Some(3), "");
+    assert!(n_beside > 3 && n_accepted > n_alone + 5, "{n_beside} {n_accepted} {n_alone}");
+    let extra = r#","draft_alternatives":0"#;
+    assert_eq!(run(Some(3), extra), (0, n_alone));
+    let extra = r#","temperature":0.5"#;
+    assert_eq!(run(Some(3), extra).0, 0, "a draw has no second guess");
 }
 
 #[test]
@@ -178,7 +234,7 @@ fn a_difference_at_any_place_of_any_window_is_found() {
 
 #[test]
 fn windows_leave_without_waiting_and_end_with_the_room() {
-    let mut world = World::new(2, 3, r#","max_tokens":9"#);
+    let mut world = World::new(2, 3, r#","max_tokens":9,"draft_alternatives":0"#);
     let rows = |world: &World| -> Vec<(u32, usize)> {
         world.steps.iter().map(|step| (step.start_pos, step.tokens.len())).collect()
     };
@@ -271,8 +327,10 @@ proptest! {
         k in 1_u32..5,
         depth in 1_u32..6,
         n in 1_usize..40,
+        doubts_every in prop::option::of(1_usize..5),
     ) {
         let mut world = World::new(k, depth, &format!(r#","max_tokens":{n}"#));
+        world.doubts_every = doubts_every;
         let mut n_lost = 0;
         for one in moves.iter().cycle().take(2_000) {
             if world.is_done {
