@@ -10,7 +10,7 @@ use stagebus_tests::fleet::Fleet;
 use crate::prompts::cases;
 
 /// Answers of the requests, all sent at once.
-async fn together(fleet: &Fleet, requests: &[Value]) -> Result<Vec<Answer>> {
+pub(crate) async fn together(fleet: &Fleet, requests: &[Value]) -> Result<Vec<Answer>> {
     let mut streams = Vec::new();
     for request in requests {
         streams.push(fleet.send(serde_json::to_vec(request)?).await?);
