@@ -210,7 +210,7 @@ pub async fn run(args: FaultsArgs, quiet: bool) -> anyhow::Result<()> {
     machine.finish();
     let report = FaultsReport::new(machine, &context, kills, disconnects, rolling, soak);
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(&report, &report.describe(), &claims, context.args.json)?)
+    Ok(output::print_report(&report, &report.describe(), &claims, Some(&model), context.args.json)?)
 }
 
 /// Prompts that are asked in turn.

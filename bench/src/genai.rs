@@ -1,6 +1,7 @@
 //! `openvino_genai` as a [contender](crate::contender): Python scripts of this crate.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
@@ -108,6 +109,15 @@ pub fn find_python(named: Option<&Path>) -> Option<PathBuf> {
         venv.join("bin").join("python")
     };
     python.is_file().then_some(python)
+}
+
+/// The installed version, if a Python of the environment or of the set-up has it.
+#[must_use]
+pub fn version() -> Option<String> {
+    let code = "import importlib.metadata as m; print(m.version('openvino_genai'))";
+    let output = Command::new(find_python(None)?).args(["-c", code]).output().ok()?;
+    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !version.is_empty()).then_some(version)
 }
 
 /// How to start the pipeline on a model.

@@ -147,7 +147,7 @@ pub async fn run(args: HopArgs, quiet: bool) -> anyhow::Result<()> {
         claims,
     };
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(&report, &report.describe(), &claims, args.json)?)
+    Ok(output::print_report(&report, &report.describe(), &claims, None, args.json)?)
 }
 
 /// Measures all sizes at one place: NATS and TCP in turn.

@@ -1,12 +1,15 @@
 //! llama.cpp's `llama-bench` on the same file: a program that measures itself.
 
-use std::path::Path;
+pub mod rpc;
+
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
+use tokio::process::Command;
 
-use crate::contender::Launch;
+use crate::contender::on_path;
 
 /// What one run of `llama-bench` says about decoding.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -26,6 +29,20 @@ struct Entry {
     avg_ts: f64,
 }
 
+/// Folder of the programs that `cargo xtask peers` builds, in the runtime folder.
+const FOLDER: &str = "llama.cpp";
+
+/// `llama-bench`: the named one, that of the set-up, or the one on `PATH`.
+#[must_use]
+pub fn find(named: Option<&Path>) -> Option<PathBuf> {
+    if let Some(path) = named {
+        return path.is_file().then(|| path.to_owned());
+    }
+    let file = format!("llama-bench{}", std::env::consts::EXE_SUFFIX);
+    let built = stagebus_settings::runtime_dir().map(|runtime| runtime.join(FOLDER).join(file));
+    built.filter(|path| path.is_file()).or_else(|| on_path("llama-bench"))
+}
+
 /// Generates `n_tokens` tokens with one thread, once.
 ///
 /// # Errors
@@ -36,15 +53,33 @@ pub async fn decode(
     n_tokens: usize,
     cpu: Option<usize>,
 ) -> anyhow::Result<LlamaDecode> {
+    bench(program, model, n_tokens, &[], cpu.map(|cpu| cpu.to_string())).await
+}
+
+/// Runs `llama-bench` with more options, tied to cores.
+async fn bench(
+    program: &Path,
+    model: &Path,
+    n_tokens: usize,
+    options: &[&str],
+    cpus: Option<String>,
+) -> anyhow::Result<LlamaDecode> {
+    let mut command = match cpus {
+        Some(cpus) => {
+            let mut command = Command::new("taskset");
+            command.args(["-c", &cpus]).arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
     let n_tokens = n_tokens.to_string();
-    let args = ["-t", "1", "-p", "0", "-n", &n_tokens, "-r", "1", "-o", "json", "-m"];
-    let mut args: Vec<_> = args.iter().map(Into::into).collect();
-    args.push(model.into());
-    let name = "llama-bench".to_owned();
-    let launch = Launch { name, program: program.to_owned(), args, cpu };
-    let output = launch
-        .command()
+    let output = command
+        .args(["-t", "1", "-p", "0", "-n", &n_tokens, "-r", "1", "-o", "json"])
+        .args(options)
+        .arg("-m")
+        .arg(model)
         .stdin(Stdio::null())
+        .kill_on_drop(true)
         .output()
         .await
         .with_context(|| format!("cannot start {}", program.display()))?;

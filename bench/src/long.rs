@@ -170,7 +170,7 @@ pub async fn run(mut args: LongArgs, quiet: bool) -> anyhow::Result<()> {
         claims,
     };
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(&report, &report.describe(), &claims, args.json)?)
+    Ok(output::print_report(&report, &report.describe(), &claims, Some(&model), args.json)?)
 }
 
 async fn one(

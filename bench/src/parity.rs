@@ -6,11 +6,13 @@
 //! - [`hops`]: fleets of 1, 2, 3 stages; what a step costs beyond inference.
 //! - [`breakdown`]: where the time of a token goes.
 //! - [`startup`]: from `stagebus up` to the first token.
+//! - [`memory`]: what reading the weights once takes.
 //! - [`sharding`]: time and memory of the sharder, also for a generated large model.
 
 pub mod breakdown;
 pub mod decode;
 pub mod hops;
+pub mod memory;
 pub mod report;
 pub mod sharding;
 pub mod startup;
@@ -116,7 +118,8 @@ pub struct ParityArgs {
     #[arg(long, value_name = "PATH")]
     genai_python: Option<PathBuf>,
 
-    /// llama.cpp's llama-bench [default: the one on PATH, if any]
+    /// llama.cpp's llama-bench [default: what `cargo xtask peers` builds, or the one on
+    /// PATH]
     #[arg(long, value_name = "PATH")]
     llama_bench: Option<PathBuf>,
 
@@ -202,6 +205,9 @@ pub async fn run(args: ParityArgs, quiet: bool) -> anyhow::Result<()> {
     output::note(quiet, "checking tokens: one stage through a fleet and through the engine");
     let reference = hops::reference_tokens(&context).await?;
     let decode = decode::run(&context, &args, &reference).await?;
+    let whole = sharding.iter().filter(|sharded| sharded.n_stages == 1);
+    let memory = whole.map(|one| memory::bound(one.weights, one.sharding.weight_bytes));
+    let memory = memory.collect::<anyhow::Result<_>>()?;
     let hops = hops::run(&context, &stages, &reference).await?;
     output::note(quiet, "starting fleets");
     let startup = startup::run(&context, &stages).await?;
@@ -220,14 +226,15 @@ pub async fn run(args: ParityArgs, quiet: bool) -> anyhow::Result<()> {
         sharding::growth_claim(big.as_ref()),
     ];
     let set_up = SetUp::new(&context, &args);
-    let report = ParityReport { machine, set_up, decode, hops, startup, sharding, big, claims };
-    print(&report, args.json)
+    let report =
+        ParityReport { machine, set_up, decode, memory, hops, startup, sharding, big, claims };
+    print(&report, &context.model, args.json)
 }
 
-fn print(report: &ParityReport, json: bool) -> anyhow::Result<()> {
+fn print(report: &ParityReport, model: &Path, json: bool) -> anyhow::Result<()> {
     let text = format!("{}\n", report.describe());
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(report, &text, &claims, json)?)
+    Ok(output::print_report(report, &text, &claims, Some(model), json)?)
 }
 
 #[cfg(test)]

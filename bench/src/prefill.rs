@@ -180,7 +180,7 @@ pub async fn run(mut args: PrefillArgs, quiet: bool) -> anyhow::Result<()> {
         claims,
     };
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(&report, &report.describe(), &claims, args.json)?)
+    Ok(output::print_report(&report, &report.describe(), &claims, Some(&model), args.json)?)
 }
 
 /// Shards the model for every number of stages, by default and evenly.

@@ -238,7 +238,13 @@ pub async fn run(args: SpeculationArgs, quiet: bool) -> anyhow::Result<()> {
     let set_up = SetUp::new(&context, tied);
     let report = SpeculationReport { machine, set_up, absent, sweep, drawn, long, rewinds, claims };
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(&report, &report.describe(), &claims, context.args.json)?)
+    Ok(output::print_report(
+        &report,
+        &report.describe(),
+        &claims,
+        Some(&context.model),
+        context.args.json,
+    )?)
 }
 
 /// Starts a fleet for every drafter; also returns why drafters are missing, if any are.

@@ -262,7 +262,13 @@ pub async fn run(args: UsersArgs, quiet: bool) -> anyhow::Result<()> {
         claims,
     };
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(&report, &report.describe(), &claims, context.args.json)?)
+    Ok(output::print_report(
+        &report,
+        &report.describe(),
+        &claims,
+        Some(&context.model),
+        context.args.json,
+    )?)
 }
 
 /// The fleet for what is measured once: two nodes with compact weights, else the first fleet.

@@ -17,11 +17,14 @@ use stagebus_shards::WeightMode;
 use crate::harness::claims::{self, Bound, Claim, Target};
 use crate::harness::machine::Machine;
 use crate::harness::output;
+use crate::llama_cpp::LlamaDecode;
+use crate::llama_cpp::rpc::{Nodes, Programs};
 use crate::load::{self, Ask, Served};
 use crate::measured_model::{self, ShardSets};
 use crate::node_fleet::wiring::Wiring;
 use crate::node_fleet::{NodeFleet, NodePlan};
 use crate::prompts::{self, EncodedPrompt};
+use verdict::{Kind, Rate};
 
 const CEILING: Target = Target {
     name: "wan100_ceiling_share",
@@ -66,6 +69,9 @@ const AUTO_VS_BEST: Target = Target {
     what: "tok/s with the number of windows chosen by measurement over the best fixed one, drafts in one chain, worst delay",
 };
 
+/// Most tokens of the rival over slow hops.
+const RIVAL_SLOW_TOKENS: usize = 16;
+
 /// The claims of this scenario.
 pub const CLAIMS: &[Target] = &[CEILING, TREE, TWO, FOUR, FOUR_VS_ONE, NOTHING_LOST, AUTO_VS_BEST];
 
@@ -107,6 +113,11 @@ pub struct WanArgs {
     /// More settings for the fleets
     #[arg(long, value_name = "TABLE.KEY=VALUE")]
     set: Vec<String>,
+
+    /// llama.cpp's llama-bench with ggml-rpc-server beside it [default: what `cargo xtask peers`
+    /// builds, or the one on PATH]
+    #[arg(long, value_name = "PATH")]
+    llama_bench: Option<PathBuf>,
 
     /// A first look: no and the longest delay, one fixed number of windows, short answers
     #[arg(long)]
@@ -206,6 +217,20 @@ pub struct Point {
     pub accepted_tokens: u32,
 }
 
+/// llama.cpp over as many nodes: plain decoding from an empty context.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RivalPoint {
+    /// Time of a hop, in milliseconds.
+    pub hop_ms: u32,
+    /// Round.
+    pub round: usize,
+    /// Tokens that were generated.
+    pub n_tokens: usize,
+    /// What it reports.
+    #[serde(flatten)]
+    pub decode: LlamaDecode,
+}
+
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
 pub struct WanReport {
@@ -217,6 +242,11 @@ pub struct WanReport {
     weights: &'static str,
     tied: bool,
     has_draft_model: bool,
+    /// Why a rival is missing.
+    absent: Vec<String>,
+    rivals: Vec<RivalPoint>,
+    rates: Vec<Rate>,
+    kinds: Vec<Kind>,
     points: Vec<Point>,
     claims: Vec<Claim>,
 }
@@ -247,7 +277,8 @@ pub async fn run(args: WanArgs, quiet: bool) -> anyhow::Result<()> {
     let mut prompts = prompts::encoded(&prompts::text_model(set)?)?;
     prompts.truncate(prompts::N_CATEGORIES);
     let mut questions = Questions { args: &args, prompts, answers: Vec::new(), quiet };
-    let (mut points, mut tied) = (Vec::new(), false);
+    let rival = Programs::find(args.llama_bench.as_deref());
+    let (mut points, mut rivals, mut tied) = (Vec::new(), Vec::new(), false);
     for &hop_ms in &args.hops {
         output::note(quiet, &format!("starting a fleet with {hop_ms} ms a hop"));
         let settings = draft.iter().cloned().chain(args.set.iter().cloned());
@@ -263,6 +294,14 @@ pub async fn run(args: WanArgs, quiet: bool) -> anyhow::Result<()> {
         for round in 0..usize::from(args.rounds) {
             output::note(quiet, &format!("{hop_ms} ms a hop, round {}", round + 1));
             points.extend(questions.round(&fleet, hop_ms, round).await?);
+            if let Some(rival) = &rival {
+                output::note(quiet, "llama.cpp with its RPC servers");
+                let hop = Duration::from_millis(hop_ms.into());
+                let nodes = Nodes { n: n_stages, cpus: &plan.cpus, hop };
+                let n_tokens = rival_tokens(&args, hop_ms);
+                let decode = rival.decode(&model, n_tokens, nodes).await?;
+                rivals.push(RivalPoint { hop_ms, round, n_tokens, decode });
+            }
         }
         fleet.end().await?;
     }
@@ -277,11 +316,26 @@ pub async fn run(args: WanArgs, quiet: bool) -> anyhow::Result<()> {
         weights: args.weights.as_str(),
         tied,
         has_draft_model: draft.is_some(),
+        absent: rival.is_none().then(no_rival).into_iter().collect(),
+        rates: verdict::rates(&points, &rivals),
+        rivals,
+        kinds: verdict::kinds(&points),
         points,
         claims,
     };
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(&report, &report.describe(), &claims, args.json)?)
+    Ok(output::print_report(&report, &report.describe(), &claims, Some(&model), args.json)?)
+}
+
+/// Tokens of the rival: where hops take time it needs seconds for each.
+fn rival_tokens(args: &WanArgs, hop_ms: u32) -> usize {
+    let n_tokens = usize::from(args.tokens);
+    if hop_ms == 0 { n_tokens } else { n_tokens.min(RIVAL_SLOW_TOKENS) }
+}
+
+fn no_rival() -> String {
+    "llama.cpp: no llama-bench with ggml-rpc-server; run `cargo xtask peers` or give --llama-bench"
+        .to_owned()
 }
 
 impl Questions<'_> {

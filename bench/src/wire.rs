@@ -199,7 +199,7 @@ pub async fn run(args: WireArgs, quiet: bool) -> anyhow::Result<()> {
     let measured = tokio::task::spawn_blocking(move || measure(&args, &set, machine, quiet));
     let report = measured.await.context("the engine failed")??;
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(&report, &describe(&report), &claims, json)?)
+    Ok(output::print_report(&report, &describe(&report), &claims, Some(&model), json)?)
 }
 
 /// What all formats read.

@@ -34,11 +34,14 @@ Reads manifest, tokenizer and chat template of the shard set, no weights. Prints
 when it is ready. The first Ctrl-C lets running requests finish. The program coordinator is the
 same.";
 
+/// The version, and the commit that the program was built from if that is known.
+const VERSION: &str = env!("STAGEBUS_VERSION");
+
 /// Runs one large language model on several ordinary computers.
 #[derive(Debug, Parser)]
 #[command(
     name = "stagebus",
-    version,
+    version = VERSION,
     propagate_version = true,
     arg_required_else_help = true,
     after_help = "Examples:

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::harness::plot::{Plot, Series, Shape};
 use crate::harness::stats::median;
+use crate::wan::verdict::RIVAL;
 
 /// The plots of a scenario; none for those that are told by tables.
 pub(super) fn of(scenario: &str, result: &Value) -> Vec<Plot> {
@@ -13,6 +14,7 @@ pub(super) fn of(scenario: &str, result: &Value) -> Vec<Plot> {
         "parity" => vec![parity(result), breakdown(result)],
         "users" => vec![users(result)],
         "speculation" => vec![speculation(result)],
+        "wan" => vec![wan(result)],
         "head" => vec![head(result)],
         "prefill" => vec![prefill(result)],
         "long" => vec![long(result)],
@@ -99,6 +101,32 @@ fn speculation(result: &Value) -> Plot {
     lines("speculation", "One user with drafted tokens", axes, series(points))
 }
 
+/// All cases at the longest delay; of the fixed numbers of windows only one.
+fn wan(result: &Value) -> Plot {
+    let longest = rows(&result["rates"]).filter_map(|rate| rate["hop_ms"].as_u64()).max();
+    let bar = |rate: &Value| {
+        let sessions = match rate["n_sessions"].as_u64()? {
+            1 => "1 session".to_owned(),
+            n => format!("{n} sessions"),
+        };
+        let way = match rate["way"].as_str()? {
+            "auto" => "windows in flight",
+            "1 window" => "one window",
+            "plain" => "no drafts",
+            RIVAL => RIVAL,
+            _ => return None,
+        };
+        let at_longest = rate["hop_ms"].as_u64() == longest;
+        at_longest.then_some((format!("{sessions}, {way}"), rate["tok_s"].as_f64()?))
+    };
+    let title = match longest {
+        Some(ms) => format!("Stages whose hops take {ms} ms one way"),
+        None => "Slow hops".to_owned(),
+    };
+    let shown = rows(&result["rates"]).filter_map(bar).collect();
+    bars("wan", &title, "tok/s, all sessions", shown)
+}
+
 fn head(result: &Value) -> Plot {
     let points = rows(&result["points"]).flat_map(|point| {
         let case = &point["case"];
@@ -174,8 +202,24 @@ mod tests {
     }
 
     #[test]
+    fn slow_hops_are_shown_at_the_longest_delay() {
+        let rate = |hop_ms: u32, way: &str, tok_s: f64| json!({"hop_ms": hop_ms, "n_sessions": 1, "way": way, "tok_s": tok_s});
+        let rates = [
+            rate(0, "auto", 99.0),
+            rate(100, "plain", 3.0),
+            rate(100, "4 windows", 5.0),
+            rate(100, "auto", 6.0),
+        ];
+        let plot = wan(&json!({"rates": rates}));
+        let Shape::Bars(bars) = &plot.shape else { panic!("bars are expected") };
+        let expected = [("1 session, no drafts", 3.0), ("1 session, windows in flight", 6.0)];
+        assert_eq!(bars[..], expected.map(|(name, tok_s)| (name.to_owned(), tok_s)));
+    }
+
+    #[test]
     fn a_result_without_values_has_empty_plots() {
-        for scenario in ["parity", "users", "speculation", "head", "prefill", "long", "hop"] {
+        for scenario in ["parity", "users", "speculation", "wan", "head", "prefill", "long", "hop"]
+        {
             let plots = of(scenario, &json!({"claims": []}));
             assert!(!plots.is_empty() && plots.iter().all(Plot::is_empty), "{scenario}");
         }

@@ -1,6 +1,7 @@
 //! Results on standard output, remarks on standard error.
 
 use std::io::{self, Write as _};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -25,14 +26,15 @@ pub fn print_json(value: &impl Serialize) -> io::Result<()> {
 }
 
 /// Writes what a scenario found: its tables, its claims and, with `json`, the whole report as one line
-/// of JSON last, with where it comes from under `origin`.
+/// of JSON last, with where it comes from under `origin`. `model` is the file that was measured.
 ///
 /// # Errors
-/// As [`print()`].
+/// As [`print()`]; a model that cannot be read.
 pub fn print_report(
     report: &impl Serialize,
     text: &str,
     claims: &str,
+    model: Option<&Path>,
     json: bool,
 ) -> io::Result<()> {
     #[derive(Serialize)]
@@ -44,7 +46,7 @@ pub fn print_report(
     print(text)?;
     print(claims)?;
     if json {
-        print_json(&Dated { origin: Origin::look(), report })?;
+        print_json(&Dated { origin: Origin::look(model)?, report })?;
     }
     Ok(())
 }

@@ -188,7 +188,7 @@ pub fn run(args: &LinkArgs, quiet: bool) -> anyhow::Result<()> {
     let claims = vec![delay_claim(&delays), rate_claim(&rates)];
     let report = LinkReport { scenario: "link", machine, delays, uneven, rates, claims };
     let claims = claims::describe(&report.claims, CLAIMS);
-    Ok(output::print_report(&report, &report.describe(), &claims, args.json)?)
+    Ok(output::print_report(&report, &report.describe(), &claims, None, args.json)?)
 }
 
 fn millis(ms: u32) -> Duration {

@@ -1,13 +1,11 @@
 //! Decode time per token of the unsplit model: through our engine and through others.
 
-use std::path::Path;
-
 use serde::Serialize;
 use stagebus_engine::EngineKind;
 use stagebus_shards::WeightMode;
 
 use super::{Context, ParityArgs, SHARD_VS_GENAI};
-use crate::contender::{Contender, Launch, Timed, on_path};
+use crate::contender::{Contender, Launch, Timed};
 use crate::genai::{self, GenaiBackend, find_python, id_list};
 use crate::harness::claims::Claim;
 use crate::harness::stats::{Summary, median};
@@ -187,10 +185,11 @@ fn check_reference(running: &[Running], reference: &[u32]) -> anyhow::Result<()>
 }
 
 fn llama_bench(args: &ParityArgs, absent: &mut Vec<String>) -> Option<std::path::PathBuf> {
-    let found = args.llama_bench.clone().or_else(|| on_path("llama-bench"));
-    if found.as_deref().is_none_or(|path: &Path| !path.is_file()) {
-        absent.push("llama.cpp: no llama-bench on PATH; give --llama-bench".to_owned());
-        return None;
+    let found = llama_cpp::find(args.llama_bench.as_deref());
+    if found.is_none() {
+        absent.push(
+            "llama.cpp: no llama-bench; run `cargo xtask peers` or give --llama-bench".to_owned(),
+        );
     }
     found
 }

@@ -4,6 +4,7 @@ use serde::{Serialize, Serializer};
 
 use super::decode::{Decode, Decoded};
 use super::hops::Hops;
+use super::memory::Memory;
 use super::sharding::{BigSharded, Sharded};
 use super::startup::Startup;
 use super::{Context, ParityArgs};
@@ -56,6 +57,8 @@ pub struct ParityReport {
     pub set_up: SetUp,
     /// Decoding of the unsplit model.
     pub decode: Decode,
+    /// What reading the weights once takes.
+    pub memory: Vec<Memory>,
     /// Steps of fleets.
     pub hops: Vec<Hops>,
     /// Starts.
@@ -77,6 +80,7 @@ impl Serialize for ParityReport {
         map.serialize_entry("machine", &self.machine)?;
         map.serialize_entry("set_up", &self.set_up)?;
         map.serialize_entry("decode", &self.decode)?;
+        map.serialize_entry("memory", &self.memory)?;
         map.serialize_entry("hops", &self.hops)?;
         map.serialize_entry("startup", &self.startup)?;
         map.serialize_entry("sharding", &self.sharding)?;
@@ -92,6 +96,12 @@ impl ParityReport {
     pub fn describe(&self) -> String {
         let mut text = self.head();
         text.push_str(&decode_table(&self.decode));
+        for Memory { weights, weight_bytes, read_gb_s, token_ms } in &self.memory {
+            text.push_str(&format!(
+                "{weights} weights: {:.1} MB, read once at {read_gb_s:.1} GB/s in {token_ms:.2} ms\n",
+                *weight_bytes as f64 / 1e6
+            ));
+        }
         text.push_str("\nsteps of a fleet, ms (a hop is one message; a step has stages + 1)\n");
         text.push_str(&hop_table(&self.hops));
         text.push_str("\nwhere the time of a token goes, ms\n");

@@ -40,6 +40,8 @@ pub struct Cell {
     /// Which.
     #[serde(flatten)]
     pub place: Place,
+    /// Tokens per second of all users, the median over rounds.
+    pub tok_s: Option<f64>,
     /// One entry per round.
     pub rounds: Vec<Round>,
     /// Times from request to first token over all rounds, in milliseconds.
@@ -170,6 +172,7 @@ fn cell(place: Place, flows: Vec<(Round, Flow)>, stages: Option<StageUse>) -> Ce
     };
     Cell {
         place,
+        tok_s: median(flows.iter().map(|(round, _)| round.tok_s)),
         ttft_ms: all(|flow| &flow.ttft_ms),
         gap_ms: all(|flow| &flow.gaps_ms),
         stages,

@@ -278,6 +278,7 @@ mod tests {
         let rounds = rates.iter().enumerate().map(|(index, &tok_s)| round(index, tok_s)).collect();
         Cell {
             place: Place { kind, users, speculation: false },
+            tok_s: None,
             rounds,
             ttft_ms: None,
             gap_ms: None,

@@ -5,8 +5,11 @@
 //! first and the last, the share that was drafted. A plain step is a round trip and one pass
 //! through the stages, so the ceiling is `1 / (1 - p)` times the plain rate of the same prompts.
 
+use serde::Serialize;
+
 use super::{
-    AUTO_VS_BEST, CEILING, FOUR, FOUR_VS_ONE, NOTHING_LOST, Point, TREE, TWO, WanReport, Way,
+    AUTO_VS_BEST, CEILING, FOUR, FOUR_VS_ONE, NOTHING_LOST, Point, RivalPoint, TREE, TWO,
+    WanReport, Way,
 };
 use crate::harness::claims::{Claim, Target};
 use crate::harness::stats::{geometric_mean, median};
@@ -145,49 +148,127 @@ fn auto_vs_best(points: &[Point]) -> Claim {
     AUTO_VS_BEST.measured(worst, how.join(", "))
 }
 
+/// Rate of all sessions of a case together.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Rate {
+    /// Time of a hop, in milliseconds.
+    pub hop_ms: u32,
+    /// Sessions at the same time.
+    pub n_sessions: usize,
+    /// How they decoded.
+    pub way: String,
+    /// Tokens per second: the mean over categories, times the sessions.
+    pub tok_s: f64,
+    /// The same over one session without drafts.
+    pub over_plain: Option<f64>,
+}
+
+/// What one session does with prompts of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Kind {
+    /// Time of a hop, in milliseconds.
+    pub hop_ms: u32,
+    /// Kind of the prompts.
+    pub category: &'static str,
+    /// Tokens per second without drafts.
+    pub plain_tok_s: Option<f64>,
+    /// With drafts, a window at a time.
+    pub one_window_tok_s: Option<f64>,
+    /// With the coordinator's choice, but no second guesses.
+    pub chain_tok_s: Option<f64>,
+    /// With the coordinator's choice.
+    pub auto_tok_s: Option<f64>,
+    /// Share of drafted tokens among those that could be.
+    pub acceptance: Option<f64>,
+    /// What one chain of drafts cannot pass, in tokens per second.
+    pub ceiling_tok_s: Option<f64>,
+    /// Share of it that one chain reaches.
+    pub chain_share: Option<f64>,
+    /// Share of it that the coordinator's choice reaches.
+    pub auto_share: Option<f64>,
+}
+
+/// Name of llama.cpp over as many nodes.
+pub(crate) const RIVAL: &str = "llama.cpp RPC";
+
+/// The rates of all cases, in the order in which they were measured, and of the rival.
+pub(super) fn rates(points: &[Point], rivals: &[RivalPoint]) -> Vec<Rate> {
+    let mut cases: Vec<(u32, usize, Way)> = Vec::new();
+    for point in points {
+        let case = (point.hop_ms, point.n_sessions, point.way);
+        if !cases.contains(&case) {
+            cases.push(case);
+        }
+    }
+    let rate = |(hop_ms, n_sessions): (u32, usize), way: String, tok_s: f64| {
+        let plain = all_sessions(points, (hop_ms, 1, Way::Plain));
+        Rate { hop_ms, n_sessions, way, tok_s, over_plain: plain.map(|plain| tok_s / plain) }
+    };
+    let ours = cases.into_iter().filter_map(|case| {
+        let (hop_ms, n_sessions, way) = case;
+        Some(rate((hop_ms, n_sessions), way.name(), all_sessions(points, case)?))
+    });
+    let theirs = delays(points).into_iter().filter_map(|hop_ms| {
+        let of_delay = rivals.iter().filter(|rival| rival.hop_ms == hop_ms);
+        let tok_s = median(of_delay.map(|rival| 1e3 / rival.decode.token_ms))?;
+        Some(rate((hop_ms, 1), RIVAL.to_owned(), tok_s))
+    });
+    ours.chain(theirs).collect()
+}
+
+/// One session, by delays and kinds of prompts.
+pub(super) fn kinds(points: &[Point]) -> Vec<Kind> {
+    let mut kinds = Vec::new();
+    for hop_ms in delays(points) {
+        for category in categories(points) {
+            let of = |way| rate(points, (hop_ms, 1, way), category);
+            let p = acceptance(points, hop_ms, category);
+            kinds.push(Kind {
+                hop_ms,
+                category,
+                plain_tok_s: of(Way::Plain),
+                one_window_tok_s: of(Way::Windows(1)),
+                chain_tok_s: of(Way::Chain),
+                auto_tok_s: of(Way::Auto),
+                acceptance: p,
+                ceiling_tok_s: of(Way::Plain).zip(p).map(|(plain, p)| plain / (1.0 - p)),
+                chain_share: ceiling_share(points, hop_ms, Way::Chain, category),
+                auto_share: ceiling_share(points, hop_ms, Way::Auto, category),
+            });
+        }
+    }
+    kinds
+}
+
 impl WanReport {
     /// The tables for people.
     #[must_use]
     pub fn describe(&self) -> String {
-        let points = &self.points;
-        let mut cases: Vec<(u32, usize, Way)> = Vec::new();
-        for point in points {
-            let case = (point.hop_ms, point.n_sessions, point.way);
-            if !cases.contains(&case) {
-                cases.push(case);
-            }
-        }
-        let row = |case: &(u32, usize, Way)| {
-            let (hop_ms, n_sessions, way) = *case;
-            let plain = all_sessions(points, (hop_ms, 1, Way::Plain));
-            let all = all_sessions(points, *case);
+        let row = |rate: &Rate| {
             vec![
-                hop_ms.to_string(),
-                n_sessions.to_string(),
-                way.name(),
-                number(all, 2),
-                number(all.zip(plain).map(|(all, plain)| all / plain), 2),
+                rate.hop_ms.to_string(),
+                rate.n_sessions.to_string(),
+                rate.way.clone(),
+                number(Some(rate.tok_s), 2),
+                number(rate.over_plain, 2),
             ]
         };
         let header = ["ms a hop", "sessions", "way", "tok/s, all sessions", "over one plain"];
-        let all = table(&header, &cases.iter().map(row).collect::<Vec<_>>());
-        let mut kinds = Vec::new();
-        for hop_ms in delays(points) {
-            for category in categories(points) {
-                let of = |way| number(rate(points, (hop_ms, 1, way), category), 2);
-                kinds.push(vec![
-                    hop_ms.to_string(),
-                    category.to_owned(),
-                    of(Way::Plain),
-                    of(Way::Windows(1)),
-                    of(Way::Chain),
-                    of(Way::Auto),
-                    number(acceptance(points, hop_ms, category), 2),
-                    number(ceiling_share(points, hop_ms, Way::Chain, category), 2),
-                    number(ceiling_share(points, hop_ms, Way::Auto, category), 2),
-                ]);
-            }
-        }
+        let all = table(&header, &self.rates.iter().map(row).collect::<Vec<_>>());
+        let row = |kind: &Kind| {
+            vec![
+                kind.hop_ms.to_string(),
+                kind.category.to_owned(),
+                number(kind.plain_tok_s, 2),
+                number(kind.one_window_tok_s, 2),
+                number(kind.chain_tok_s, 2),
+                number(kind.auto_tok_s, 2),
+                number(kind.acceptance, 2),
+                number(kind.ceiling_tok_s, 2),
+                number(kind.chain_share, 2),
+                number(kind.auto_share, 2),
+            ]
+        };
         let header = [
             "ms a hop",
             "category",
@@ -196,8 +277,9 @@ impl WanReport {
             "one chain",
             "auto",
             "p",
-            "one chain of the ceiling",
-            "auto of the ceiling",
+            "ceiling",
+            "one chain of it",
+            "auto of it",
         ];
         format!(
             "{}, {} weights, in {} stages, every process on a link of its own, answers of {} tokens\n{all}\n{}\n",
@@ -205,13 +287,15 @@ impl WanReport {
             self.weights,
             self.n_stages,
             self.n_tokens,
-            table(&header, &kinds)
+            table(&header, &self.kinds.iter().map(row).collect::<Vec<_>>())
         )
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use crate::llama_cpp::LlamaDecode;
+
     use super::*;
 
     fn point(hop_ms: u32, n_sessions: usize, way: Way, tok_s: f64) -> Point {
@@ -255,6 +339,20 @@ mod tests {
         assert_eq!(value("wan100_four_vs_one_session"), Some(3.64));
         assert_eq!(value("wan0_windows_vs_off"), Some(0.99));
         assert_eq!(value("wan_auto_depth_vs_best_fixed"), Some(0.98));
+    }
+
+    #[test]
+    fn rates_are_those_of_all_sessions() {
+        let points = [point(100, 1, Way::Plain, 3.0), point(100, 4, Way::Auto, 5.1)];
+        let decode = LlamaDecode { token_ms: 500.0, build: "b".to_owned() };
+        let rival = RivalPoint { hop_ms: 100, round: 0, n_tokens: 16, decode };
+        let rates = rates(&points, &[rival]);
+        assert_eq!((rates[2].way.as_str(), rates[2].tok_s), (RIVAL, 2.0));
+        assert_eq!((rates[1].way.as_str(), rates[1].tok_s), ("auto", 20.4));
+        assert!(rates[1].over_plain.is_some_and(|over| (over - 6.8).abs() < 1e-9), "{rates:?}");
+        let kinds = kinds(&points);
+        assert_eq!(kinds.len(), 1);
+        assert_eq!((kinds[0].plain_tok_s, kinds[0].auto_tok_s), (Some(3.0), None));
     }
 
     #[test]
