@@ -9,17 +9,19 @@
 //! - **Agreement** with `f32` on answers: the share of positions at which the same token is the
 //!   likeliest.
 //! - **Time** to write a row and to read it back.
+//!
+//! Both profiles read everything: in the fast one the device may round a stage's input itself.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context as _;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use stagebus_engine::argmax::greedy;
 use stagebus_engine::{
-    Backend, EngineKind, EngineOptions, RowPath, SessionKey, StageOutput, StageRequest, StepRows,
-    open_backend,
+    Backend, EngineKind, EngineOptions, Profile, RowPath, SessionKey, StageOutput, StageRequest,
+    StepRows, open_backend,
 };
 use stagebus_schemas::tensor::{Dtype, Tensor};
 use stagebus_shards::{ShardSet, WeightMode};
@@ -111,6 +113,8 @@ enum Format {
 /// What a format costs and spares.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Quality {
+    #[serde(serialize_with = "as_text")]
+    profile: Profile,
     format: &'static str,
     /// Bytes of a row of the model.
     row_bytes: usize,
@@ -120,6 +124,10 @@ struct Quality {
     perplexity: f64,
     /// Share of positions with the same likeliest token as with `f32`.
     agreement: f64,
+}
+
+fn as_text<S: Serializer>(profile: &Profile, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(profile)
 }
 
 #[derive(Debug, Serialize)]
@@ -133,6 +141,9 @@ struct Report {
     formats: Vec<Quality>,
     claims: Vec<Claim>,
 }
+
+/// The first one is that of the claims.
+const PROFILES: [Profile; 2] = [Profile::Fast, Profile::Exact];
 
 const FORMATS: [Format; 5] = [
     Format::Wire(Dtype::F32),
@@ -205,9 +216,11 @@ pub async fn run(args: WireArgs, quiet: bool) -> anyhow::Result<()> {
 /// What all formats read.
 struct Texts {
     fixed: Vec<u32>,
-    /// Prompts with their answers in `f32`.
-    answers: Vec<(Vec<u32>, Vec<u32>)>,
+    prompts: Vec<Vec<u32>>,
 }
+
+/// Prompts with their answers in `f32`.
+type Answers = [(Vec<u32>, Vec<u32>)];
 
 fn measure(
     args: &WireArgs,
@@ -217,20 +230,23 @@ fn measure(
 ) -> anyhow::Result<Report> {
     let shards = ShardSet::open(set)?;
     let text = prompts::text_model(set)?;
-    let fixed = text.encode(TEXT, true)?;
-    let mut pipeline = Pipeline::load(&shards)?;
     let n_answers = if args.quick { args.answers.min(4) } else { args.answers };
-    let mut answers = Vec::new();
-    for prompt in prompts::encoded(&text)?.into_iter().take(n_answers) {
-        output::note(quiet, &format!("answer {} of {n_answers}", answers.len() + 1));
-        let answer = pipeline.answer(&prompt.tokens, usize::from(args.tokens))?;
-        answers.push((prompt.tokens, answer));
-    }
-    let texts = Texts { fixed, answers };
+    let prompts = prompts::encoded(&text)?.into_iter().take(n_answers);
+    let prompts = prompts.map(|prompt| prompt.tokens).collect();
+    let texts = Texts { fixed: text.encode(TEXT, true)?, prompts };
     let mut formats = Vec::new();
-    for format in FORMATS {
-        output::note(quiet, &format!("reading everything as {}", format.name()));
-        formats.push(pipeline.quality(format, &texts)?);
+    for profile in PROFILES {
+        let mut pipeline = Pipeline::load(&shards, profile)?;
+        let mut answers = Vec::new();
+        for prompt in &texts.prompts {
+            let n = answers.len() + 1;
+            output::note(quiet, &format!("{profile}: answer {n} of {}", texts.prompts.len()));
+            answers.push((prompt.clone(), pipeline.answer(prompt, usize::from(args.tokens))?));
+        }
+        for format in FORMATS {
+            output::note(quiet, &format!("{profile}: reading everything as {}", format.name()));
+            formats.push(pipeline.quality(format, &texts.fixed, &answers)?);
+        }
     }
     machine.finish();
     Ok(Report {
@@ -238,8 +254,8 @@ fn measure(
         machine,
         stagebus: env!("CARGO_PKG_VERSION"),
         text_tokens: texts.fixed.len(),
-        answers: texts.answers.len(),
-        positions: texts.answers.iter().map(|(_, answer)| answer.len()).sum(),
+        answers: texts.prompts.len(),
+        positions: texts.prompts.len() * usize::from(args.tokens),
         claims: claims_of(&formats),
         formats,
     })
@@ -250,17 +266,19 @@ struct Pipeline {
     first: Box<dyn Backend>,
     last: Box<dyn Backend>,
     hidden_dim: usize,
+    profile: Profile,
 }
 
 impl Pipeline {
-    fn load(shards: &ShardSet) -> anyhow::Result<Self> {
+    fn load(shards: &ShardSet, profile: Profile) -> anyhow::Result<Self> {
         let library = stagebus_settings::find_openvino()?;
         let load = |stage: usize| {
             let request = StageRequest { shards, stage, library: Some(library.path()) };
-            open_backend(EngineKind::Auto, &request, &EngineOptions::default())
+            let options = EngineOptions { profile, ..EngineOptions::default() };
+            open_backend(EngineKind::Auto, &request, &options)
         };
         let (first, last) = (load(0)?, load(1)?);
-        Ok(Self { first, last, hidden_dim: shards.manifest.dims.hidden_dim })
+        Ok(Self { first, last, hidden_dim: shards.manifest.dims.hidden_dim, profile })
     }
 
     fn open(&mut self, prompt: &[u32], len: usize) -> anyhow::Result<()> {
@@ -335,17 +353,23 @@ impl Pipeline {
         Ok(answer)
     }
 
-    fn quality(&mut self, format: Format, texts: &Texts) -> anyhow::Result<Quality> {
+    fn quality(
+        &mut self,
+        format: Format,
+        fixed: &[u32],
+        answers: &Answers,
+    ) -> anyhow::Result<Quality> {
         let (mut n_same, mut n) = (0, 0);
-        for (prompt, answer) in &texts.answers {
+        for (prompt, answer) in answers {
             n += answer.len();
             n_same += self.same(format, prompt, answer)?;
         }
         Ok(Quality {
+            profile: self.profile,
             format: format.name(),
             row_bytes: format.row_bytes(self.hidden_dim),
             row_us: row_us(format, self.hidden_dim)?,
-            perplexity: self.perplexity(format, &texts.fixed)?,
+            perplexity: self.perplexity(format, fixed)?,
             agreement: n_same as f64 / n as f64,
         })
     }
@@ -401,24 +425,43 @@ fn row_us(format: Format, hidden_dim: usize) -> anyhow::Result<f64> {
 }
 
 fn claims_of(formats: &[Quality]) -> Vec<Claim> {
-    let find = |name: &str| formats.iter().find(|quality| quality.format == name);
+    let find = |profile, name: &str| {
+        formats.iter().find(|quality| (quality.profile, quality.format) == (profile, name))
+    };
+    // Against `f32` of the same profile.
+    let change = |found: &Quality| {
+        let whole = find(found.profile, "f32")?;
+        let how = format!(
+            "{:.4} against {:.4} with f32 in the {} profile",
+            found.perplexity, whole.perplexity, found.profile
+        );
+        Some(((found.perplexity / whole.perplexity - 1.0).abs(), how))
+    };
     let mut claims = Vec::new();
     let pairs =
         [("f16", &F16_AGREEMENT, &F16_PERPLEXITY), ("int8", &INT8_AGREEMENT, &INT8_PERPLEXITY)];
     for (name, agreement, perplexity) in pairs {
-        let (Some(whole), Some(found)) = (find("f32"), find(name)) else { continue };
-        claims.push(agreement.measured(found.agreement, "all positions of all answers"));
-        let change = (found.perplexity / whole.perplexity - 1.0).abs();
-        let how = format!("{:.4} against {:.4} with f32", found.perplexity, whole.perplexity);
-        claims.push(perplexity.measured(change, how));
+        let (Some(fast), Some(exact)) = (find(Profile::Fast, name), find(Profile::Exact, name))
+        else {
+            continue;
+        };
+        let how = format!(
+            "all positions of all answers, fast profile; {:.4} in the exact one",
+            exact.agreement
+        );
+        claims.push(agreement.measured(fast.agreement, how));
+        if let (Some((value, how)), Some((_, other))) = (change(fast), change(exact)) {
+            claims.push(perplexity.measured(value, format!("{how}, {other}")));
+        }
     }
     claims
 }
 
 fn describe(report: &Report) -> String {
-    let header = ["format", "bytes a row", "us a row", "perplexity", "same token, %"];
+    let header = ["profile", "format", "bytes a row", "us a row", "perplexity", "same token, %"];
     let row = |quality: &Quality| {
         vec![
+            quality.profile.to_string(),
             quality.format.to_owned(),
             quality.row_bytes.to_string(),
             number(Some(quality.row_us), 2),

@@ -1,9 +1,10 @@
 //! A tensor on the wire: dtype, shape and little-endian bytes.
 
+mod half;
 mod int8;
 
+use ::half::{bf16, f16};
 use bytes::Bytes;
-use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 /// Largest tensor that is accepted, in bytes: above any step that fits a broker message.
@@ -15,7 +16,7 @@ pub const MAX_TENSOR_BYTES: usize = 64 << 20;
 pub enum Dtype {
     /// IEEE single precision.
     F32,
-    /// IEEE half precision.
+    /// IEEE half precision; rounded so that bfloat16 of it is bfloat16 of the value itself.
     F16,
     /// bfloat16.
     Bf16,
@@ -60,7 +61,7 @@ impl Dtype {
         match self {
             Self::F32 => hidden.iter().for_each(|x| bytes.extend_from_slice(&x.to_le_bytes())),
             Self::F16 => {
-                let half = |x: &f32| f16::from_f32(*x).to_le_bytes();
+                let half = |x: &f32| half::from_f32(*x).to_le_bytes();
                 hidden.iter().for_each(|x| bytes.extend_from_slice(&half(x)));
             }
             Self::Bf16 => {
