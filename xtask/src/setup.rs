@@ -8,6 +8,7 @@
 
 pub(crate) mod bench;
 mod draft;
+pub(crate) mod peers;
 mod pip;
 mod unpack;
 mod wheels;
@@ -210,6 +211,15 @@ fn replace(prepared: &Path, target: &Path, old: &Path) -> Result<()> {
     }
     fs::rename(prepared, target)
         .with_context(|| format!("cannot put {} in place", target.display()))
+}
+
+/// The Python of an environment.
+fn python_in(folder: &Path) -> PathBuf {
+    if cfg!(windows) {
+        folder.join("Scripts").join("python.exe")
+    } else {
+        folder.join("bin").join("python")
+    }
 }
 
 fn remove_if_there(path: &Path) -> Result<()> {

@@ -1,4 +1,5 @@
-//! The checks that lints cannot make: file heads and lengths, and which crate may use what.
+//! The checks that lints cannot make: file heads and lengths, which crate may use what, and figures in
+//! the documents.
 
 mod crates;
 mod source;
@@ -9,7 +10,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{cargo, place};
+use crate::{cargo, figures, place};
 
 /// Checks the whole repository.
 ///
@@ -19,6 +20,7 @@ pub(crate) fn run() -> Result<()> {
     let root = place::root();
     let crates = crates::parse(&metadata()?)?;
     let mut objections = crates::check(&crates);
+    objections.extend(figures::check(root)?);
     let architecture = read(&root.join("ARCHITECTURE.md"))?;
     let mut n_files = 0;
     for one in &crates {

@@ -4,12 +4,11 @@
 //! so nothing goes into the user's Python.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::{pip, remove_if_there};
+use super::{pip, python_in, remove_if_there};
 use crate::{cargo, place};
 
 /// Folder of the environment, in the runtime folder; `stagebus bench` looks there.
@@ -56,12 +55,4 @@ pub(crate) fn run() -> Result<()> {
     fs::write(&stamp, REQUIREMENT).context("cannot write the stamp")?;
     eprintln!("bench-setup: ready, {}", python.display());
     Ok(())
-}
-
-fn python_in(folder: &Path) -> PathBuf {
-    if cfg!(windows) {
-        folder.join("Scripts").join("python.exe")
-    } else {
-        folder.join("bin").join("python")
-    }
 }

@@ -49,7 +49,7 @@ pub(crate) fn download(wheel: &Wheel, incoming: &Path) -> Result<PathBuf> {
             wheel.version
         );
     }
-    let file = only_file(&folder)?;
+    let file = only_entry(&folder)?;
     let found = sha256(&file)?;
     if found != wheel.sha256 {
         bail!(
@@ -62,7 +62,7 @@ pub(crate) fn download(wheel: &Wheel, incoming: &Path) -> Result<PathBuf> {
 }
 
 /// The SHA-256 of a file, in hexadecimal.
-fn sha256(path: &Path) -> Result<String> {
+pub(super) fn sha256(path: &Path) -> Result<String> {
     let mut file =
         fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let mut hasher = Sha256::new();
@@ -121,13 +121,14 @@ pub(super) fn command(python: &[&str]) -> Command {
     command
 }
 
-fn only_file(folder: &Path) -> Result<PathBuf> {
+/// The one file or folder in a folder.
+pub(super) fn only_entry(folder: &Path) -> Result<PathBuf> {
     let mut files = fs::read_dir(folder)
         .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>())
         .with_context(|| format!("cannot list {}", folder.display()))?;
     match (files.pop(), files.is_empty()) {
         (Some(file), true) => Ok(file),
-        _ => bail!("pip left another number of files than one in {}", folder.display()),
+        _ => bail!("there is another number of files than one in {}", folder.display()),
     }
 }
 
@@ -149,10 +150,10 @@ mod tests {
     #[test]
     fn exactly_one_file_is_expected() {
         let folder = tempfile::tempdir().expect("folder");
-        assert!(only_file(folder.path()).is_err());
+        assert!(only_entry(folder.path()).is_err());
         fs::write(folder.path().join("a"), "").expect("file");
-        assert_eq!(only_file(folder.path()).expect("one"), folder.path().join("a"));
+        assert_eq!(only_entry(folder.path()).expect("one"), folder.path().join("a"));
         fs::write(folder.path().join("b"), "").expect("file");
-        assert!(only_file(folder.path()).is_err());
+        assert!(only_entry(folder.path()).is_err());
     }
 }
