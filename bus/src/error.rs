@@ -174,6 +174,12 @@ pub enum PublishError {
     /// The connection was drained.
     #[error("connection to the broker is closed")]
     Closed,
+    /// Too many large messages wait for their turn.
+    #[error("large messages wait already, {capacity_bytes} bytes are the most")]
+    BulkFull {
+        /// Bytes that may wait.
+        capacity_bytes: u32,
+    },
     /// The subject is not one.
     #[error("subject {subject:?} is not valid")]
     Subject {

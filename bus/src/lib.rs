@@ -16,6 +16,7 @@
 //! [`JobStore`] and a [`Results`] have one more each, also made by the client, which ends with them.
 
 mod address;
+mod bulk;
 mod connection;
 mod credentials;
 mod error;
@@ -29,6 +30,7 @@ mod stream;
 mod subscription;
 mod violation;
 
+pub use bulk::{Bulk, BulkDelivery, BulkLosses, BulkReceiver, BulkSender};
 pub use connection::Bus;
 pub use credentials::{Credentials, Tls, TlsIdentity};
 pub use error::{

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stagebus_schemas::codec::{self, ContentType, Message};
+use stagebus_schemas::messages::bulk::Part;
 use stagebus_schemas::messages::control::{Control, ControlReply};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement};
 use stagebus_schemas::messages::forward::Forward;
@@ -25,6 +26,7 @@ pub fn golden() -> impl Iterator<Item = Vec<u8>> {
 /// again.
 pub fn message(data: &[u8]) {
     one::<Forward>(data);
+    one::<Part>(data);
     one::<Head>(data);
     one::<Control>(data);
     one::<ControlReply>(data);

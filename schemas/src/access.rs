@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | client | `prompt`, `job`, `cancel`, `probe`; if it may, JetStream's requests for results | announcements, its own inbox |
 //! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams | `prompt`, `cancel`, `head`, `lost`, `unheard`, `probe`, announcements, the inbox of its model's coordinators |
-//! | worker | steps, `head`, `lost`, announcements of workers, answers to coordinators and operators | steps, control, `lost`, `probe`, announcements of coordinators, the inbox of its model's workers |
+//! | worker | steps and their parts, `head`, `lost`, announcements of workers, answers to coordinators and operators | steps and their parts, control, `lost`, `probe`, announcements of coordinators, the inbox of its model's workers |
 //! | operator | control, `probe` | announcements, its own inbox |
 //!
 //! Coordinators and workers act for one model. Answers to a client go to an inbox that carries the
@@ -137,6 +137,7 @@ impl Permissions {
         Self {
             publish: vec![
                 subjects.step_all(),
+                subjects.bulk_all(),
                 subjects.head_all(),
                 subjects.lost_any(),
                 subjects.worker_all(),
@@ -148,6 +149,7 @@ impl Permissions {
             publish_denied: vec![subjects.coordinator_all()],
             subscribe: vec![
                 subjects.step_all(),
+                subjects.bulk_all(),
                 subjects.control_all(),
                 subjects.lost_any(),
                 subjects.coordinator_all(),
@@ -266,6 +268,7 @@ mod tests {
                 ("purge", format!("$JS.API.STREAM.PURGE.{}", subjects.jobs_stream())),
                 ("probe", subjects.probe()),
                 ("step", subjects.step(stage, &worker)),
+                ("bulk", subjects.bulk(stage, &worker)),
                 ("control", subjects.control(stage, &worker)),
                 ("head", subjects.head(&coordinator)),
                 ("unheard", subjects.unheard(&coordinator, unheard)),
@@ -302,8 +305,8 @@ mod tests {
             ),
             (
                 Permissions::worker(&mine),
-                vec!["step", "head", "fleet worker"],
-                vec!["step", "control", "probe", "fleet coordinator"],
+                vec!["step", "bulk", "head", "fleet worker"],
+                vec!["step", "bulk", "control", "probe", "fleet coordinator"],
             ),
             (
                 Permissions::operator(&ann, std::slice::from_ref(&mine)),

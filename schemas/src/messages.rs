@@ -1,5 +1,6 @@
 //! The messages, one module per conversation.
 
+pub mod bulk;
 pub mod control;
 pub mod fleet;
 pub mod forward;

@@ -6,6 +6,7 @@
 //! stagebus.v1.<model>.result.<request>                      public: their events (JetStream)
 //! stagebus.v1.<model>.cancel.<request>                      public: end a request
 //! stagebus.v1.<model>.stage.<k>.<worker>.step               forward messages for a worker
+//! stagebus.v1.<model>.stage.<k>.<worker>.bulk               parts of large forward messages
 //! stagebus.v1.<model>.stage.<k>.<worker>.ctl                control requests for a worker
 //! stagebus.v1.<model>.head.<coordinator>                    head rows and faults
 //! stagebus.v1.<model>.lost.<coordinator>.<session>.<epoch>.<step>.<stage>   steps that nobody heard
@@ -127,6 +128,18 @@ impl Subjects {
     #[must_use]
     pub fn step_all(&self) -> String {
         format!("{}.stage.*.*.step", self.prefix)
+    }
+
+    /// Parts of large forward messages for a worker.
+    #[must_use]
+    pub fn bulk(&self, stage: StageIndex, worker: &WorkerId) -> String {
+        format!("{}.stage.{stage}.{worker}.bulk", self.prefix)
+    }
+
+    /// Parts of large forward messages for all workers.
+    #[must_use]
+    pub fn bulk_all(&self) -> String {
+        format!("{}.stage.*.*.bulk", self.prefix)
     }
 
     /// Control requests for a worker.
@@ -255,6 +268,9 @@ impl Subjects {
             ["stage", stage, worker, "step"] => {
                 Ok(Subject::Step(parse_stage(stage)?, WorkerId::new(*worker)?))
             }
+            ["stage", stage, worker, "bulk"] => {
+                Ok(Subject::Bulk(parse_stage(stage)?, WorkerId::new(*worker)?))
+            }
             ["stage", stage, worker, "ctl"] => {
                 Ok(Subject::Control(parse_stage(stage)?, WorkerId::new(*worker)?))
             }
@@ -320,6 +336,8 @@ pub enum Subject {
     Cancel(RequestId),
     /// Forward messages for a worker.
     Step(StageIndex, WorkerId),
+    /// Parts of large forward messages for a worker.
+    Bulk(StageIndex, WorkerId),
     /// Control requests for a worker.
     Control(StageIndex, WorkerId),
     /// Head rows for a coordinator.

@@ -163,7 +163,7 @@ impl Tensor {
     }
 }
 
-mod bytes_field {
+pub(crate) mod bytes_field {
     //! MessagePack `bin` for [`bytes::Bytes`]; an array of integers, half as large again and a
     //! hundred times as slow, is refused.
 
@@ -173,11 +173,11 @@ mod bytes_field {
     use serde::de::{Error, Visitor};
     use serde::{Deserializer, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(data: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(data: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(data)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Bytes, D::Error> {
         deserializer.deserialize_byte_buf(BytesVisitor)

@@ -10,7 +10,7 @@ use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::version::MessageVersion;
 
 /// Version that the fixtures belong to.
-const VERSION: u16 = 5;
+const VERSION: u16 = 6;
 
 /// Name and bytes of each sample: one line `name hex` per message.
 const FIXTURES: &str = include_str!("fixtures/golden.txt");
@@ -61,7 +61,7 @@ fn tensors_are_bin_and_not_arrays() {
             n_tensors += 1;
         }
     }
-    assert_eq!(n_tensors, 4);
+    assert_eq!(n_tensors, 6);
 }
 
 #[test]

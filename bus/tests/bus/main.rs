@@ -1,6 +1,7 @@
 //! The bus against a real broker: one private nats-server per test, stopped when the test ends.
 
 mod broker;
+mod bulk;
 mod faults;
 mod jobs;
 mod messages;

@@ -10,6 +10,7 @@ use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
 };
+use stagebus_schemas::messages::bulk::Part;
 use stagebus_schemas::messages::control::{
     Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, HeadMode, Keep, Open,
     Priority, SessionProgress, StepProgress,
@@ -448,6 +449,17 @@ proptest! {
     #[test]
     fn forward_comes_back(message in forward()) {
         check(&message);
+    }
+
+    #[test]
+    fn parts_come_back(
+        (transfer, n_parts) in (any::<u64>(), 1_u32..8192),
+        reply in option::of("[a-z.]{1,256}"),
+        data in vec(any::<u8>(), 0..100),
+    ) {
+        let version = MessageVersion::CURRENT;
+        let (index, data) = (if reply.is_some() { 0 } else { n_parts - 1 }, data.into());
+        check(&Part { version, transfer, index, n_parts, reply, data });
     }
 
     #[test]

@@ -5,6 +5,7 @@ use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, SessionId, StageIndex, StepNumber, WorkerId,
 };
+use stagebus_schemas::messages::bulk::Part;
 use stagebus_schemas::messages::control::{
     Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, HeadMode, Keep, Open,
     Priority, SessionProgress, StepProgress,
@@ -49,6 +50,8 @@ pub(crate) fn all() -> Vec<Sample> {
         sample("forward_bf16", &forward(Dtype::Bf16)),
         sample("forward_int8", &forward(Dtype::Int8)),
         sample("forward_held", &forward_held()),
+        sample("part_first", &part(0)),
+        sample("part_last", &part(1)),
         sample("head", &head()),
         sample("control_open", &action(ControlAction::Open(open()))),
         sample("control_close", &action(ControlAction::Close(close))),
@@ -121,6 +124,18 @@ fn forward_first() -> Forward {
             trace: Vec::new(),
         }],
         hidden: None,
+    }
+}
+
+/// The first or the last of two parts.
+fn part(index: u32) -> Part {
+    Part {
+        version: MessageVersion::CURRENT,
+        transfer: u64::MAX - 1,
+        index,
+        n_parts: 2,
+        reply: (index == 0).then(|| "stagebus.v1.tiny.lost.c.0000000000000001.0.4.2".to_owned()),
+        data: vec![7, 0, 255].into(),
     }
 }
 

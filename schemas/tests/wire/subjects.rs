@@ -41,6 +41,7 @@ proptest! {
             (subjects.result(&request), Subject::Result(request.clone())),
             (subjects.cancel(&request), Subject::Cancel(request)),
             (subjects.step(stage, &worker), Subject::Step(stage, worker.clone())),
+            (subjects.bulk(stage, &worker), Subject::Bulk(stage, worker.clone())),
             (subjects.control(stage, &worker), Subject::Control(stage, worker.clone())),
             (subjects.worker(stage, &worker), Subject::Worker(stage, worker.clone())),
             (subjects.head(&coordinator), Subject::Head(coordinator.clone())),
