@@ -38,7 +38,7 @@ use stagebus_schemas::messages::control::Open;
 use stagebus_schemas::tensor::Dtype;
 use tokio::sync::{mpsc, watch};
 
-use crate::results::{Job, Outgoing, u32_of};
+use crate::results::{Job, Manner, Outgoing, u32_of};
 use crate::schedule::Policy;
 use crate::stage::Stage;
 use thread::Thread;
@@ -147,7 +147,7 @@ impl Inference {
         outlet: F,
     ) -> std::io::Result<(Self, mpsc::Receiver<InferenceEvent>)>
     where
-        F: FnMut(Outgoing) -> Result<(), PublishError> + Send + 'static,
+        F: FnMut(Outgoing, Manner) -> Result<(), PublishError> + Send + 'static,
     {
         let (commands, inbox) = sync_channel(options.command_capacity);
         let (events, event_receiver) = mpsc::channel(options.command_capacity);

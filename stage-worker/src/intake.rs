@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, SubscribeError, Subscription};
+use stagebus_bus::{
+    BulkDelivery, BulkLosses, BulkReceiver, Bus, BusEvent, BusEvents, Delivery, SubscribeError,
+    Subscription,
+};
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -13,9 +16,21 @@ use crate::shutdown::Shutdown;
 use crate::stage::Stage;
 use crate::worker::{Action, Incoming};
 
+/// What comes over the connection for bulk.
+#[derive(Debug)]
+pub(crate) struct BulkEnds {
+    /// Large steps for this worker.
+    pub steps: BulkReceiver,
+    /// Large results of this worker that did not arrive.
+    pub losses: BulkLosses,
+    /// News from the connection.
+    pub connection: BusEvents,
+}
+
 /// The sources of actions.
 #[derive(Debug)]
 pub(crate) struct Intake {
+    bulk: BulkEnds,
     steps: Subscription,
     control: Subscription,
     probe: Subscription,
@@ -37,7 +52,7 @@ impl Intake {
     pub(crate) async fn subscribe(
         bus: &Bus,
         stage: &Stage,
-        inference: mpsc::Receiver<InferenceEvent>,
+        (inference, bulk): (mpsc::Receiver<InferenceEvent>, BulkEnds),
         announce_interval: Duration,
         shutdown: &Shutdown,
     ) -> Result<Self, SubscribeError> {
@@ -46,6 +61,7 @@ impl Intake {
         // Before the subscriptions, whose refusal it tells.
         let connection = bus.events();
         Ok(Self {
+            bulk,
             connection,
             steps: bus.subscribe(&stage.subjects.step(stage.index, &stage.worker)).await?,
             control: bus.subscribe(&stage.subjects.control(stage.index, &stage.worker)).await?,
@@ -70,7 +86,13 @@ impl Intake {
     /// Nothing is lost when the future is dropped.
     pub(crate) async fn select(&mut self) -> Result<Action, WorkerError> {
         tokio::select! {
-            action = step_or_control(&mut self.steps, &mut self.control) => action,
+            action = step_or_control(&mut self.bulk.steps, &mut self.steps, &mut self.control) => {
+                action
+            }
+            lost = self.bulk.losses.next() => {
+                let subject = lost.ok_or(WorkerError::BrokerClosed)?;
+                Ok(Action::Lost { subject, told: false })
+            }
             delivery = self.probe.next() => incoming(delivery).map(|_| Action::Probe),
             delivery = self.lost.next() => {
                 let delivery = delivery.ok_or(WorkerError::BrokerClosed)?;
@@ -84,13 +106,11 @@ impl Intake {
                 event.map(Action::Inference).ok_or(WorkerError::InferenceEnded)
             }
             _ = self.ticks.tick() => Ok(Action::Tick),
-            event = self.connection.next() => match event {
-                None | Some(BusEvent::Closed) => Err(WorkerError::BrokerClosed),
-                Some(BusEvent::AuthRefused) => Err(WorkerError::BrokerRefused),
-                Some(BusEvent::PermissionViolation(violation)) if violation.is_fatal() => {
-                    Err(violation.into())
-                }
-                Some(event) => Ok(Action::Connection(event)),
+            event = self.connection.next() => connection(event),
+            event = self.bulk.connection.next() => match event {
+                // Everything else is said when the other connection stands again.
+                Some(BusEvent::Connected) => Ok(Action::Nothing),
+                event => connection(event),
             },
             () = self.drain.cancelled(), if !self.drain_seen => {
                 self.drain_seen = true;
@@ -107,16 +127,33 @@ impl Intake {
     }
 }
 
-/// Steps that are here go first: the answer to a question how far they are must count them.
+fn connection(event: Option<BusEvent>) -> Result<Action, WorkerError> {
+    match event {
+        None | Some(BusEvent::Closed) => Err(WorkerError::BrokerClosed),
+        Some(BusEvent::AuthRefused) => Err(WorkerError::BrokerRefused),
+        Some(BusEvent::PermissionViolation(violation)) if violation.is_fatal() => {
+            Err(violation.into())
+        }
+        Some(event) => Ok(Action::Connection(event)),
+    }
+}
+
+/// Steps that are here go first: the answer to a question how far they are must count them. Large
+/// ones go before others, which their sender may have sent once it knew that the large ones are here.
 ///
 /// # Cancel safety
 /// Nothing is lost when the future is dropped.
 async fn step_or_control(
+    bulk: &mut BulkReceiver,
     steps: &mut Subscription,
     control: &mut Subscription,
 ) -> Result<Action, WorkerError> {
     tokio::select! {
         biased;
+        delivery = bulk.next() => {
+            let BulkDelivery { payload, reply } = delivery.ok_or(WorkerError::BrokerClosed)?;
+            Ok(Action::Step(Incoming { payload, reply, arrived: Instant::now() }))
+        }
         delivery = steps.next() => incoming(delivery).map(Action::Step),
         delivery = control.next() => incoming(delivery).map(Action::Control),
     }

@@ -1,5 +1,8 @@
 //! What a step becomes when it has run: rows for the next stage, head rows, or a fault. Steps of one
 //! micro-batch that have the same way share a message.
+//!
+//! Large results that fill caches go as bulk, which stands in nobody's way on a narrow link, and so
+//! does what comes behind them in their session ([`Route::takes_bulk`]).
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,7 +15,7 @@ use stagebus_engine::backend::{SessionKey, StageOutput, StepError};
 use stagebus_schemas::codec::{self, CodecError};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{Epoch, SessionId, StepNumber};
-use stagebus_schemas::messages::forward::{Forward, MAX_ROWS, MAX_STEPS, StageTime, Step};
+use stagebus_schemas::messages::forward::{Forward, MAX_ROWS, MAX_STEPS, Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::subjects::LostStep;
 use stagebus_schemas::tensor::{Dtype, Tensor};
@@ -22,6 +25,9 @@ use crate::heads::{Chosen, HeadError, Heads};
 use crate::sessions::Route;
 use crate::stage::Stage;
 
+/// Bytes of hidden states above which a result is large: 13 ms of a link of 20 Mbit/s.
+const LARGE: usize = 32 << 10;
+
 /// A message on its way to the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outgoing {
@@ -29,6 +35,14 @@ pub(crate) struct Outgoing {
     /// Where the broker answers if nobody listens on `subject`.
     pub reply: Option<String>,
     pub payload: Bytes,
+}
+
+/// How a message leaves.
+pub(crate) enum Manner {
+    /// At once.
+    Direct,
+    /// As bulk; to be called when it has arrived.
+    Bulk(Box<dyn FnOnce() + Send>),
 }
 
 /// A step that waits for inference or has gone through it.
@@ -183,7 +197,7 @@ pub(crate) fn output(
     rows: &Range<usize>,
     output: StageOutput<'_>,
 ) -> Result<Output, ResultError> {
-    match (output, &job.route.next_subject) {
+    match (output, &job.route.next) {
         (StageOutput::Hidden(hidden), Some(_)) => {
             check_len(hidden.len(), rows.len() * stage.hidden_dim)?;
             if !carries_hidden(stage, job) {
@@ -222,31 +236,36 @@ pub(crate) fn send(
     stage: &Stage,
     dtype: Dtype,
     jobs: Vec<Job>,
-    outlet: &mut impl FnMut(Outgoing) -> Result<(), PublishError>,
+    outlet: &mut impl FnMut(Outgoing, Manner) -> Result<(), PublishError>,
 ) -> Vec<(Job, ErrorReply)> {
-    let mut ways: Vec<Vec<Job>> = Vec::new();
+    let mut ways: Vec<(bool, Vec<Job>)> = Vec::new();
     for job in jobs {
-        let goes_along = |way: &&mut Vec<Job>| {
-            way[0].route.has_way_of(&job.route)
+        let is_bulk = job.route.takes_bulk(job.step.step, is_large(&job));
+        let goes_along = |(way_is_bulk, way): &&mut (bool, Vec<Job>)| {
+            *way_is_bulk == is_bulk
+                && way[0].route.has_way_of(&job.route)
                 && carries_hidden(stage, &way[0]) == carries_hidden(stage, &job)
         };
         match ways.iter_mut().find(goes_along) {
-            Some(way) => way.push(job),
-            None => ways.push(vec![job]),
+            Some((_, way)) => way.push(job),
+            None => ways.push((is_bulk, vec![job])),
         }
     }
+    // The last is taken first.
+    ways.reverse();
     let mut unsent = Vec::new();
-    while let Some(mut jobs) = ways.pop() {
+    while let Some((is_bulk, mut jobs)) = ways.pop() {
         let n_rows: usize = jobs.iter().map(|job| job.step.tokens.len()).sum();
         let sent = if jobs.len() > 1 && (jobs.len() > MAX_STEPS || n_rows > MAX_ROWS) {
             None
         } else {
-            match message(stage, dtype, &jobs).and_then(|message| Ok(outlet(message)?)) {
-                Err(ResultError::Publish(PublishError::PayloadTooLarge { .. }))
-                    if jobs.len() > 1 =>
-                {
-                    None
-                }
+            let message = message(stage, (dtype, is_bulk), &jobs);
+            let manner = if is_bulk { Manner::Bulk(on_arrival(&jobs)) } else { Manner::Direct };
+            match message.and_then(|message| Ok(outlet(message, manner)?)) {
+                Err(
+                    ResultError::Publish(PublishError::PayloadTooLarge { .. })
+                    | ResultError::Codec(CodecError::TooLarge { .. }),
+                ) if jobs.len() > 1 => None,
                 sent => Some(sent),
             }
         };
@@ -254,8 +273,9 @@ pub(crate) fn send(
             // Too much for one message.
             None => {
                 let second = jobs.split_off(jobs.len() / 2);
-                ways.extend([second, jobs]);
+                ways.extend([(is_bulk, second), (is_bulk, jobs)]);
             }
+            Some(Ok(())) if is_bulk => {}
             Some(Ok(())) => jobs.iter().for_each(|job| job.route.has_sent(job.step.step)),
             Some(Err(error)) => {
                 let reply = result_error(stage, &error);
@@ -266,18 +286,36 @@ pub(crate) fn send(
     unsent
 }
 
+/// Whether nobody is hurt if the rows of a step stand back behind the steps of others: they are many,
+/// and no tokens of an answer.
+fn is_large(job: &Job) -> bool {
+    let is_answer = job.step.phase == Phase::Decode && !job.step.wanted.is_empty();
+    job.progress.output.hidden.len() > LARGE && !is_answer
+}
+
+/// Notes that steps have arrived.
+fn on_arrival(jobs: &[Job]) -> Box<dyn FnOnce() + Send> {
+    let of = |job: &Job| (Arc::clone(&job.route), job.step.step);
+    let steps: Vec<_> = jobs.iter().map(of).collect();
+    Box::new(move || steps.iter().for_each(|(route, step)| route.has_sent(*step)))
+}
+
 /// Whether the next stage needs the hidden states of a step.
 fn carries_hidden(stage: &Stage, job: &Job) -> bool {
-    job.route.next_subject.is_some() && !job.step.is_held_by(stage.index.next())
+    job.route.next.is_some() && !job.step.is_held_by(stage.index.next())
 }
 
 /// Makes the message that carries the results of steps on that have the same way.
 ///
 /// Where nobody hears it, the broker's answer names the first step; the worker knows who shares
 /// its way.
-fn message(stage: &Stage, dtype: Dtype, jobs: &[Job]) -> Result<Outgoing, ResultError> {
+fn message(
+    stage: &Stage,
+    (dtype, is_bulk): (Dtype, bool),
+    jobs: &[Job],
+) -> Result<Outgoing, ResultError> {
     let first = &jobs[0];
-    let Some(subject) = &first.route.next_subject else {
+    let Some(next) = &first.route.next else {
         let steps = jobs.iter().map(|job| head_step(stage, job)).collect();
         return Ok(head(stage, &first.route.head_subject, steps, vec![])?);
     };
@@ -306,6 +344,7 @@ fn message(stage: &Stage, dtype: Dtype, jobs: &[Job]) -> Result<Outgoing, Result
         steps,
         hidden,
     };
+    let subject = if is_bulk { &next.bulk } else { &next.step };
     Ok(Outgoing {
         subject: subject.clone(),
         reply: Some(stage.subjects.lost(&first.route.coordinator, &lost)),
@@ -428,3 +467,6 @@ pub(crate) fn micros(time: Duration) -> u32 {
 pub(crate) fn u32_of(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,17 +6,21 @@
 //! thread "inference" ─▶│ owner (run)      │                 │
 //! signals, timer ─────▶└──────────────────┘                 └─ commands ─▶ thread "inference" ─▶ broker
 //! ```
-//! The owner runs where [`run()`] is awaited; there are no other tasks. The inference thread ends
-//! when the owner drops its command sender; the owner then waits for the thread's event channel
-//! to close and only then joins it. Order of the end: announce leaving, stop listening, let the
-//! micro-batch finish, close the connection. One deadline spans all of it.
+//! The owner runs where [`run()`] is awaited. Large results travel over a second connection
+//! ([`Connections`]) in parts, which two tasks take apart and put together; the owner's [`Intake`]
+//! holds both, and they end with it. The inference thread ends when the owner drops its command
+//! sender; the owner then waits for the thread's event channel to close and only then joins it.
+//! Order of the end: announce leaving, stop listening, let the micro-batch finish, close the
+//! connections. One deadline spans all of it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Serialize;
-use stagebus_bus::{Bus, BusEvent, BusEvents, BusOptions, PublishError, Role};
+use stagebus_bus::{
+    Bulk, BulkReceiver, BulkSender, Bus, BusEvent, BusEvents, BusOptions, PublishError, Role,
+};
 use stagebus_engine::backend::Backend;
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
 use tokio::runtime::Handle;
@@ -24,9 +28,9 @@ use tokio::runtime::Handle;
 use crate::config::{WorkerConfig, WorkerSettings};
 use crate::error::WorkerError;
 use crate::inference::{Inference, InferenceOptions};
-use crate::intake::Intake;
+use crate::intake::{BulkEnds, Intake};
 use crate::load::load;
-use crate::results::Outgoing;
+use crate::results::{Manner, Outgoing};
 use crate::schedule::Policy;
 use crate::shutdown::Shutdown;
 use crate::stage::Stage;
@@ -34,6 +38,23 @@ use crate::worker::{Action, Worker, WorkerLimits};
 
 /// How long the broker may take to take in the subscriptions.
 const SUBSCRIBED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Parts of large messages that wait in the subscription: what eight senders have on their way at
+/// most.
+const BULK_PARTS: usize = 8192;
+
+/// Bytes of large results that wait and are on their way: far more than coordinators let prompts
+/// run ahead.
+const BULK_BYTES: u32 = 512 << 20;
+
+/// A worker's connections to the broker.
+#[derive(Debug, Clone)]
+pub(crate) struct Connections {
+    /// For everything but bulk.
+    pub(crate) steps: Bus,
+    /// For bulk, so that nothing else waits behind it in a socket.
+    pub(crate) bulk: Bus,
+}
 
 /// What a worker says when it is ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -64,12 +85,12 @@ pub async fn run(
     let shutdown = shutdown.into();
     // Loading takes seconds to minutes and cannot be called off; whoever asks for the end meanwhile
     // does not wait for it.
-    let (bus, stage, backend) = tokio::select! {
+    let (connections, stage, backend) = tokio::select! {
         started = start(&config) => started?,
         () = shutdown.drain.cancelled() => return Ok(()),
         () = shutdown.stop.cancelled() => return Ok(()),
     };
-    serve(bus, stage, backend, &config.settings, &shutdown, on_ready).await
+    serve(connections, stage, backend, &config.settings, &shutdown, on_ready).await
 }
 
 /// Messages that wait in one subscription. Enough for every step that the queue takes, so the
@@ -78,7 +99,9 @@ fn subscription_capacity(queue_capacity: u32) -> usize {
     queue_capacity as usize + 256
 }
 
-async fn start(config: &WorkerConfig) -> Result<(Bus, Arc<Stage>, Box<dyn Backend>), WorkerError> {
+async fn start(
+    config: &WorkerConfig,
+) -> Result<(Connections, Arc<Stage>, Box<dyn Backend>), WorkerError> {
     let settings = config.settings.clone();
     let (stage, backend) = tokio::task::spawn_blocking(move || load(&settings))
         .await
@@ -89,12 +112,18 @@ async fn start(config: &WorkerConfig) -> Result<(Bus, Arc<Stage>, Box<dyn Backen
         connect_wait: Duration::from_millis(config.settings.connect_wait_ms),
         ..BusOptions::from_settings(&config.broker, Role::Worker(&stage.model), &name)?
     };
-    Ok((Bus::connect(options).await?, Arc::new(stage), backend))
+    let for_bulk = BusOptions {
+        name: format!("{name} bulk"),
+        subscription_capacity: BULK_PARTS,
+        ..options.clone()
+    };
+    let (steps, bulk) = (Bus::connect(options).await?, Bus::connect(for_bulk).await?);
+    Ok((Connections { steps, bulk }, Arc::new(stage), backend))
 }
 
-/// Serves a loaded stage on a connection until the end.
+/// Serves a loaded stage on its connections until the end.
 pub(crate) async fn serve(
-    bus: Bus,
+    connections: Connections,
     stage: Arc<Stage>,
     backend: Box<dyn Backend>,
     settings: &WorkerSettings,
@@ -103,15 +132,22 @@ pub(crate) async fn serve(
 ) -> Result<(), WorkerError> {
     let limits = limits(settings);
     let options = options(settings, &limits, stage.n_stages, backend.useful_batch());
-    let (inference, events) = Inference::start(backend, Arc::clone(&stage), options, outlet(&bus))
-        .map_err(|source| WorkerError::Thread { name: "inference", source })?;
+    let Connections { steps: bus, bulk } = &connections;
+    // Before the subscriptions, whose refusals they tell.
+    let (events, bulk_events) = (bus.events(), bulk.events());
+    let (sender, bulk_ends) = open_bulk(bulk, &stage).await?;
+    let outlet = outlet(bus, sender);
+    let (inference, inference_events) =
+        Inference::start(backend, Arc::clone(&stage), options, outlet)
+            .map_err(|source| WorkerError::Thread { name: "inference", source })?;
     let mut worker = Worker::new(Arc::clone(&stage), limits, inference);
     let interval = settings.announce_interval();
-    let connection = bus.events();
-    let mut intake = Intake::subscribe(&bus, &stage, events, interval, shutdown).await?;
-    seen_by_broker(&bus, connection).await?;
+    let sources = (inference_events, bulk_ends);
+    let mut intake = Intake::subscribe(bus, &stage, sources, interval, shutdown).await?;
+    seen_by_broker(bus, events).await?;
+    seen_by_broker(bulk, bulk_events).await?;
     worker.announce();
-    send(&bus, &mut worker, shutdown).await;
+    send(bus, &mut worker, shutdown).await;
     tracing::info!(
         stage_index = %stage.index, id = %stage.worker, model = %stage.model, url = bus.url(),
         "worker is ready"
@@ -123,17 +159,17 @@ pub(crate) async fn serve(
         stage: stage.index,
         model: stage.model.clone(),
     });
-    let outcome = match drive(&bus, &mut worker, &mut intake, shutdown).await {
+    let outcome = match drive(&connections, &mut worker, &mut intake, shutdown).await {
         Ok(()) => Ok(()),
         Err(error) => {
             // The fleet hears it at once, if the connection still stands.
             worker.leave(Instant::now());
-            send(&bus, &mut worker, shutdown).await;
+            send(bus, &mut worker, shutdown).await;
             Err(error)
         }
     };
     let deadline = Duration::from_millis(settings.shutdown_ms);
-    let ended = tokio::time::timeout(deadline, end(&bus, worker, intake, deadline)).await;
+    let ended = tokio::time::timeout(deadline, end(&connections, worker, intake, deadline)).await;
     let ended =
         ended.unwrap_or(Err(WorkerError::ShutdownDeadline { deadline_ms: settings.shutdown_ms }));
     outcome.and(ended)
@@ -167,14 +203,23 @@ async fn seen_by_broker(bus: &Bus, mut connection: BusEvents) -> Result<(), Work
     }
 }
 
+/// Makes both ends of the way of large results.
+async fn open_bulk(bus: &Bus, stage: &Stage) -> Result<(BulkSender, BulkEnds), WorkerError> {
+    let (sender, losses) = BulkSender::start(bus.clone(), BULK_BYTES).await?;
+    let subject = stage.subjects.bulk(stage.index, &stage.worker);
+    let steps = BulkReceiver::subscribe(bus.clone(), &subject).await?;
+    Ok((sender, BulkEnds { steps, losses, connection: bus.events() }))
+}
+
 /// Takes in actions until the worker has left.
 async fn drive(
-    bus: &Bus,
+    Connections { steps: bus, bulk }: &Connections,
     worker: &mut Worker,
     intake: &mut Intake,
     shutdown: &Shutdown,
 ) -> Result<(), WorkerError> {
-    let mut losses = bus.loss_generation();
+    let generation = || bus.loss_generation() + bulk.loss_generation();
+    let mut losses = generation();
     while !worker.has_left() {
         let action = intake.select().await?;
         let is_tick = matches!(action, Action::Tick);
@@ -184,10 +229,10 @@ async fn drive(
             worker.take_outbox();
         }
         send(bus, worker, shutdown).await;
-        if bus.loss_generation() != losses {
-            losses = bus.loss_generation();
+        if generation() != losses {
+            losses = generation();
             tracing::warn!(
-                slow_consumers = bus.slow_consumer_reports(),
+                slow_consumers = bus.slow_consumer_reports() + bulk.slow_consumer_reports(),
                 "messages may have been lost, gaps in step numbers will tell"
             );
         }
@@ -196,7 +241,7 @@ async fn drive(
 }
 
 async fn end(
-    bus: &Bus,
+    Connections { steps, bulk }: &Connections,
     worker: Worker,
     intake: Intake,
     deadline: Duration,
@@ -205,8 +250,10 @@ async fn end(
     let thread = worker.into_inference().stop();
     intake.inference_ended().await;
     let joined = thread.join();
-    if let Err(error) = bus.drain(deadline).await {
-        tracing::warn!(error = %error, "the last messages may not have left");
+    for bus in [steps, bulk] {
+        if let Err(error) = bus.drain(deadline).await {
+            tracing::warn!(error = %error, "the last messages may not have left");
+        }
     }
     tracing::info!(?counters, "worker has ended");
     joined.map_err(|_panic| WorkerError::InferenceEnded)
@@ -239,10 +286,20 @@ async fn publish(bus: &Bus, message: Outgoing) -> Result<(), PublishError> {
 }
 
 /// The way of results from the inference thread: straight into the connection's queue, without a
-/// detour over the owner. The thread waits a bounded time while the queue is full.
-fn outlet(bus: &Bus) -> impl FnMut(Outgoing) -> Result<(), PublishError> + Send + 'static {
+/// detour over the owner. The thread waits a bounded time while the queue is full. Bulk goes to its
+/// task.
+fn outlet(
+    bus: &Bus,
+    sender: BulkSender,
+) -> impl FnMut(Outgoing, Manner) -> Result<(), PublishError> + Send + 'static {
     let (bus, runtime) = (bus.clone(), Handle::current());
-    move |message| runtime.block_on(publish(&bus, message))
+    move |message, manner| match manner {
+        Manner::Direct => runtime.block_on(publish(&bus, message)),
+        Manner::Bulk(on_arrival) => {
+            let Outgoing { subject, reply, payload } = message;
+            sender.send(Bulk { subject, reply, payload, on_arrival })
+        }
+    }
 }
 
 fn limits(settings: &WorkerSettings) -> WorkerLimits {

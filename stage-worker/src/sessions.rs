@@ -54,16 +54,41 @@ pub(crate) struct Route {
     pub head_subject: String,
     /// Worker of the stage before this one.
     pub previous: Option<WorkerId>,
-    /// Step subject of the worker after this one; none for the last stage.
-    pub next_subject: Option<String>,
-    /// First step whose result, or fault, has not been sent. The inference thread counts it.
+    /// Subjects of the worker after this one; none for the last stage.
+    pub next: Option<NextSubjects>,
+    /// First step whose result, or fault, has not been sent. What goes as bulk counts when it has
+    /// arrived: it may be on its way for long.
     pub unsent: AtomicU32,
+    /// The step after the last one that went as bulk.
+    pub bulk_end: AtomicU32,
+}
+
+/// Where the steps of a worker go.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NextSubjects {
+    /// For steps that others must not hold up.
+    pub step: String,
+    /// For large ones.
+    pub bulk: String,
 }
 
 impl Route {
-    /// Notes that the result of a step, or its fault, has been handed to the connection.
+    /// Notes that the result of a step, or its fault, has been handed to the connection, or has
+    /// arrived as bulk.
     pub(crate) fn has_sent(&self, step: StepNumber) {
         self.unsent.fetch_max(step.next().number(), Ordering::Relaxed);
+    }
+
+    /// Whether the result of a step goes as bulk: if it is large, or earlier ones are still on that
+    /// way, which it must not overtake.
+    pub(crate) fn takes_bulk(&self, step: StepNumber, is_large: bool) -> bool {
+        let is_behind =
+            || self.unsent.load(Ordering::Relaxed) < self.bulk_end.load(Ordering::Relaxed);
+        let takes = is_large || is_behind();
+        if takes {
+            self.bulk_end.fetch_max(step.next().number(), Ordering::Relaxed);
+        }
+        takes
     }
 
     /// Whether both go the same way from the same worker.
@@ -73,7 +98,7 @@ impl Route {
 
     /// Whether results of both may share a message.
     pub(crate) fn has_way_of(&self, other: &Self) -> bool {
-        self.coordinator == other.coordinator && self.next_subject == other.next_subject
+        self.coordinator == other.coordinator && self.next == other.next
     }
 }
 
@@ -92,8 +117,8 @@ pub(crate) struct Sessions {
     stage: Arc<Stage>,
     max_sessions: usize,
     sessions: HashMap<SessionId, Session>,
-    /// Ways of the sessions that ended last.
-    ended: VecDeque<(SessionId, Arc<Route>)>,
+    /// Ways of the sessions that ended last, with their epochs.
+    ended: VecDeque<(SessionId, Epoch, Arc<Route>)>,
     /// Coordinators that were heard, and when each counts as gone.
     coordinators: HashMap<CoordinatorId, Instant>,
 }
@@ -323,20 +348,24 @@ impl Sessions {
 
     /// The last steps of all sessions whose next worker is that of a step that nobody heard, with
     /// their coordinators. One message carries steps of many sessions, but its reply subject names
-    /// only one; and who is gone hears none of the others either.
+    /// only one; and who is gone hears none of the others either. None if the session has gone on at
+    /// another epoch since: its way may be another one.
     pub(crate) fn lost_with(&self, lost: &LostStep) -> Vec<(CoordinatorId, LostStep)> {
-        let ended = || self.ended.iter().find(|(session, _)| *session == lost.session);
-        let route = match self.sessions.get(&lost.session) {
+        let now = self.sessions.get(&lost.session).filter(|now| now.epoch == lost.epoch);
+        let mut ended = self.ended.iter();
+        let route = match now {
             Some(session) => Some(&session.route),
-            None => ended().map(|(_, route)| route),
+            None => ended
+                .find(|(session, epoch, _)| (*session, *epoch) == (lost.session, lost.epoch))
+                .map(|(_, _, route)| route),
         };
-        let Some(next) = route.and_then(|route| route.next_subject.as_ref()) else {
+        let Some(next) = route.and_then(|route| route.next.as_ref()) else {
             return Vec::new();
         };
         self.sessions
             .iter()
             .filter(|(id, _)| **id != lost.session)
-            .filter(|(_, session)| session.route.next_subject.as_ref() == Some(next))
+            .filter(|(_, session)| session.route.next.as_ref() == Some(next))
             .filter_map(|(id, session)| {
                 let step = StepNumber::new(session.expected.number().checked_sub(1)?);
                 let lost = LostStep { session: *id, epoch: session.epoch, step, ..*lost };
@@ -349,7 +378,7 @@ impl Sessions {
     fn end(&mut self, session: SessionId) -> bool {
         let Some(held) = self.sessions.remove(&session) else { return false };
         self.ended.truncate(MAX_ENDED - 1);
-        self.ended.push_front((session, held.route));
+        self.ended.push_front((session, held.epoch, held.route));
         true
     }
 
@@ -387,14 +416,17 @@ impl Sessions {
             ));
         }
         let previous = place.checked_sub(1).and_then(|place| open.route.get(place)).cloned();
-        let next_subject =
-            open.route.get(place + 1).map(|worker| stage.subjects.step(stage.index.next(), worker));
+        let next = open.route.get(place + 1).map(|worker| NextSubjects {
+            step: stage.subjects.step(stage.index.next(), worker),
+            bulk: stage.subjects.bulk(stage.index.next(), worker),
+        });
         Ok(Route {
             coordinator: open.coordinator.clone(),
             head_subject: stage.subjects.head(&open.coordinator),
             previous,
-            next_subject,
+            next,
             unsent: AtomicU32::new(StepNumber::FIRST.number()),
+            bulk_end: AtomicU32::new(StepNumber::FIRST.number()),
         })
     }
 

@@ -14,10 +14,10 @@ use stagebus_bus::PublishError;
 use stagebus_engine::backend::SessionKey;
 
 use super::thread::{Thread, class_of};
-use crate::results::{Job, Outgoing};
+use crate::results::{Job, Manner, Outgoing};
 use crate::schedule::Waiting;
 
-impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
+impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
     /// Lets a step wait behind those of its session, of which it takes some back; what need not
     /// wait any more is added to `passes`. A step whose rows are held waits for those before it.
     pub(super) fn wait_for_turn(

@@ -18,7 +18,7 @@ use stagebus_schemas::messages::control::{Open, Priority};
 
 use super::thread::Held;
 use super::thread::{Failure, Standing, Thread};
-use crate::results::{Job, Outgoing, key_of};
+use crate::results::{Job, Manner, Outgoing, key_of};
 use crate::schedule::Waiting;
 
 /// Sessions that gave way and whose age is remembered until they come back.
@@ -27,7 +27,7 @@ const MAX_GAVE_WAY: usize = 256;
 /// A step that found no blocks.
 pub(super) type Starved = (SessionKey, Waiting<Job>, StepError);
 
-impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
+impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
     /// Opens a session in the backend. An interactive one takes the room of batch sessions.
     pub(super) fn open_backend(&mut self, open: &Open) -> Result<usize, OpenError> {
         let key = key_of(open.session);

@@ -63,7 +63,7 @@ impl Bench {
         max_payload: usize,
     ) -> Self {
         let (sender, sent) = channel();
-        let outlet = move |message: Outgoing| {
+        let outlet = move |message: Outgoing, _: Manner| {
             let bytes = message.payload.len();
             if bytes > max_payload {
                 return Err(PublishError::PayloadTooLarge { bytes, limit: max_payload });
@@ -77,8 +77,9 @@ impl Bench {
             coordinator: CoordinatorId::new("c").expect("valid"),
             head_subject: "head".to_owned(),
             previous: None,
-            next_subject: None,
+            next: None,
             unsent: AtomicU32::default(),
+            bulk_end: AtomicU32::default(),
         });
         Self { inference, events, sent, route }
     }

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use super::times::{self, Times};
 use super::{Command, InferenceEvent, InferenceLoad, InferenceOptions, RunningBatch};
 use crate::heads::Heads;
-use crate::results::{self, Job, Outgoing, Output, ResultError, RunTime, key_of, u32_of};
+use crate::results::{self, Job, Manner, Outgoing, Output, ResultError, RunTime, key_of, u32_of};
 use crate::schedule::{Class, FIRST_TOKEN_ROWS, MAX_DECODE_ROWS, Next, Part, Schedule};
 use crate::stage::Stage;
 
@@ -72,7 +72,7 @@ struct Ran {
     time: RunTime,
 }
 
-impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
+impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
     pub(super) fn new(
         backend: Box<dyn Backend>,
         stage: Arc<Stage>,
@@ -324,7 +324,7 @@ impl<F: FnMut(Outgoing) -> Result<(), PublishError>> Thread<F> {
         let lost = (job.step.session, job.step.epoch, job.step.step);
         let told = results::fault(&self.stage, &job.route.head_subject, lost, reply)
             .map_err(ResultError::from)
-            .and_then(|message| Ok((self.outlet)(message)?));
+            .and_then(|message| Ok((self.outlet)(message, Manner::Direct)?));
         if let Err(error) = told {
             tracing::warn!(
                 session_id = %job.step.session, stage_index = %self.stage.index,

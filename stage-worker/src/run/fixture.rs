@@ -29,7 +29,7 @@ use tokio::time::timeout;
 use crate::config::WorkerSettings;
 use crate::error::WorkerError;
 use crate::results::u32_of;
-use crate::run::serve;
+use crate::run::{Connections, serve};
 use crate::shutdown::Shutdown;
 use crate::stage::Stage;
 
@@ -96,7 +96,7 @@ impl Chain {
         let mut workers = Vec::new();
         for (index, backend) in (0..).zip(backends) {
             let stage = stage(&setup.model, index, n_stages);
-            let bus = connect(&broker, "worker").await;
+            let bus = connect_worker(&broker).await;
             workers.push(start_worker(bus, stage, wrap(backend), setup.settings.clone()).await);
         }
         let model = setup.model;
@@ -266,6 +266,11 @@ pub(super) async fn connect(broker: &LocalBroker, name: &str) -> Bus {
     Bus::connect(BusOptions::new(broker.url(), name)).await.expect("a connection")
 }
 
+pub(super) async fn connect_worker(broker: &LocalBroker) -> Connections {
+    let (steps, bulk) = (connect(broker, "worker").await, connect(broker, "worker bulk").await);
+    Connections { steps, bulk }
+}
+
 pub(super) fn stage(model: &TestModel, index: u16, n_stages: u16) -> Arc<Stage> {
     let name = ModelName::new("toy").expect("valid");
     Arc::new(Stage {
@@ -285,7 +290,7 @@ pub(super) fn stage(model: &TestModel, index: u16, n_stages: u16) -> Arc<Stage> 
 
 #[expect(clippy::disallowed_methods, reason = "the test joins the worker's task itself")]
 pub(super) async fn start_worker(
-    bus: Bus,
+    bus: Connections,
     stage: Arc<Stage>,
     backend: Box<dyn Backend>,
     settings: WorkerSettings,

@@ -1,6 +1,8 @@
 //! The protocol against a real broker: a chain of workers with the test backend, and the
 //! coordinator played by hand.
 
+mod bulk;
+
 use bytes::Bytes;
 use stagebus_engine::testing::{Fault, TestBackend, TestModel, TestOptions};
 use stagebus_fleet::{BrokerOptions, LocalBroker};
@@ -14,7 +16,7 @@ use stagebus_schemas::tensor::Dtype;
 use stagebus_settings::BrokerSettings;
 use tokio_util::sync::CancellationToken;
 
-use super::fixture::{self, Chain, Setup, connect, failure, gone, next, start_worker, step};
+use super::fixture::{self, Chain, Setup, connect_worker, failure, gone, next, start_worker, step};
 use super::*;
 use crate::config::EngineChoice;
 use crate::gated_backend::gated;
@@ -181,14 +183,19 @@ async fn a_result_beyond_the_brokers_limit_is_a_typed_fault() {
     let session = SessionId::random();
     chain.open(session, 0).await;
     let rows: Vec<u32> = (0..600).map(|i| i % 200).collect();
-    chain.send(step(session, 0, 0, 0, &rows)).await;
+    // Rows of an answer do not travel in parts.
+    let answer = |epoch, number, start_pos: u32, rows: &[u32]| Step {
+        phase: Phase::Decode,
+        ..step(session, epoch, number, start_pos, rows)
+    };
+    chain.send(answer(0, 0, 0, &rows)).await;
     let fault = chain.fault().await;
     assert_eq!(fault.error.class, ErrorClass::InvalidRequest);
     // Smaller chunks at a higher epoch pass.
     chain.open(session, 1).await;
-    chain.send(step(session, 1, 0, 0, &rows[..300])).await;
+    chain.send(answer(1, 0, 0, &rows[..300])).await;
     chain.step_done().await;
-    chain.send(step(session, 1, 1, 300, &rows[300..])).await;
+    chain.send(answer(1, 1, 300, &rows[300..])).await;
     let token = chain.step_done().await.rows[0].token;
     assert_eq!(vec![token], chain.model.expected(&rows, 1));
 }
@@ -271,7 +278,7 @@ async fn a_stage_passes_on_what_it_holds_and_keeps_its_cache() {
     old.shutdown.stop.cancel();
     old.ended().await.expect("an orderly end");
     let backend = TestBackend::pipeline(&chain.model, 2, &TestOptions::default()).swap_remove(0);
-    let bus = connect(&chain.broker, "worker").await;
+    let bus = connect_worker(&chain.broker).await;
     let stage = fixture::stage(&chain.model, 0, 2);
     let first = start_worker(bus, stage, Box::new(backend), WorkerSettings::default()).await;
     chain.workers.insert(0, first);

@@ -90,7 +90,9 @@ fn the_route_names_the_neighbours() {
         panic!("the expected step runs");
     };
     assert_eq!(route.previous, Some(worker(0)));
-    assert_eq!(route.next_subject.as_deref(), Some("stagebus.v1.tiny.stage.2.w2.step"));
+    let next = route.next.as_ref().expect("a stage behind it");
+    assert_eq!(next.step, "stagebus.v1.tiny.stage.2.w2.step");
+    assert_eq!(next.bulk, "stagebus.v1.tiny.stage.2.w2.bulk");
     assert_eq!(route.head_subject, "stagebus.v1.tiny.head.c0");
     for (index, has_next) in [(0, true), (2, false)] {
         let mut table = Sessions::new(stage(index, 3), 1);
@@ -99,7 +101,7 @@ fn the_route_names_the_neighbours() {
         let Admission::Run(route) = table.admit(&step(0, 0), from.as_ref()) else {
             panic!("the expected step runs");
         };
-        assert_eq!(route.next_subject.is_some(), has_next);
+        assert_eq!(route.next.is_some(), has_next);
     }
 }
 

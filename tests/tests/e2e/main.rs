@@ -3,6 +3,7 @@
 mod bad_files;
 mod bad_requests;
 mod bad_setup;
+mod bulk;
 mod command_line;
 mod crowds;
 mod faults;

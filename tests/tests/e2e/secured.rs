@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const REFUSED: Option<i32> = Some(4);
 
 /// Keys for two models, made as a user makes them.
-async fn made_keys() -> Result<(TempDir, PathBuf)> {
+pub(crate) async fn made_keys() -> Result<(TempDir, PathBuf)> {
     let parent = tempfile::tempdir()?;
     let keys = parent.path().join("keys");
     let call = Call::new(["keys", "new"]).arg(&keys).args(&["--model", MODEL, "--model", OTHER]);

@@ -3,6 +3,7 @@
 use stagebus_schemas::messages::control::StepProgress;
 
 use super::*;
+use crate::results::Manner;
 
 /// What the worker answers of sessions: epoch, steps that have come, steps that have left.
 fn progress(bench: &mut Bench, sessions: &[u64]) -> Vec<Option<(u32, u32, u32)>> {
@@ -33,11 +34,11 @@ fn a_worker_says_which_steps_have_come_and_which_have_left() {
     let mut jobs: Vec<Job> = bench.commands().into_iter().flat_map(jobs).collect();
     let last = jobs.pop().expect("three steps");
     let stage = Arc::clone(&bench.worker.stage);
-    let refused = |message: Outgoing| {
+    let refused = |message: Outgoing, _: Manner| {
         let bytes = message.payload.len();
         Err(stagebus_bus::PublishError::PayloadTooLarge { bytes, limit: 0 })
     };
-    results::send(&stage, Dtype::F32, jobs, &mut |_| Ok(()));
+    results::send(&stage, Dtype::F32, jobs, &mut |_, _| Ok(()));
     results::send(&stage, Dtype::F32, vec![last], &mut refused.clone());
     assert_eq!(progress(&mut bench, &[1, 2]), [Some((0, 2, 1)), Some((0, 1, 1))]);
 }
