@@ -10,8 +10,8 @@ use stagebus_shards::WeightMode;
 /// Times that the buffer is read; the fastest one counts.
 const N_READS: usize = 12;
 
-/// Bytes that are added up side by side, so that the sum does not wait for itself.
-const LANES: usize = 64;
+/// Numbers of eight bytes that are added up side by side, so that the sum does not wait for itself.
+const LANES: usize = 16;
 
 /// The least time of a token that reads all weights from memory, on one core.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -32,19 +32,20 @@ pub struct Memory {
 /// # Errors
 /// More bytes than this process can hold.
 pub(super) fn bound(weights: WeightMode, weight_bytes: u64) -> anyhow::Result<Memory> {
-    let buffer = vec![1_u8; usize::try_from(weight_bytes).context("the weights are too large")?];
+    let n = usize::try_from(weight_bytes / 8).context("the weights are too large")?;
+    let buffer = vec![1_u64; n];
     let best = (0..N_READS).map(|_| read_s(&buffer)).fold(f64::INFINITY, f64::min);
     let read_gb_s = weight_bytes as f64 / best / 1e9;
     Ok(Memory { weights, weight_bytes, read_gb_s, token_ms: best * 1e3 })
 }
 
 /// Reads a buffer once, in seconds.
-fn read_s(buffer: &[u8]) -> f64 {
+fn read_s(buffer: &[u64]) -> f64 {
     let started = Instant::now();
-    let mut sums = [0_u8; LANES];
+    let mut sums = [0_u64; LANES];
     for lanes in black_box(buffer).as_chunks::<LANES>().0 {
-        for (sum, byte) in sums.iter_mut().zip(lanes) {
-            *sum = sum.wrapping_add(*byte);
+        for (sum, number) in sums.iter_mut().zip(lanes) {
+            *sum = sum.wrapping_add(*number);
         }
     }
     black_box(sums);

@@ -12,7 +12,7 @@
 //! | `speed` in a list | the entry whose `name` is that |
 //! | `[n_stages=2,placement=one_core]` | the first entry of a list with these fields |
 //!
-//! In names and fields `_` stands for a space as well; a slash leads into a field's own fields.
+//! A dot in brackets belongs to a name. In names and fields `_` stands for a space as well; a slash leads into a field's own fields.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -79,10 +79,20 @@ fn path<'a>(word: &str, results: &'a Results) -> Result<Option<&'a Value>> {
     }
     let (name, rest) = word.split_once('.').with_context(|| format!("`{word}` is no path"))?;
     let mut value = results.get(name).with_context(|| format!("there is no result {name}"))?;
-    for part in rest.split('.') {
+    for part in parts(rest) {
         value = step(value, part).with_context(|| format!("`{word}`: there is no `{part}`"))?;
     }
     Ok(Some(value))
+}
+
+/// The parts of a path; a dot in brackets belongs to a name.
+fn parts(path: &str) -> Vec<&str> {
+    let mut in_brackets = false;
+    let is_border = |c: char| {
+        in_brackets = c == '[' || (in_brackets && c != ']');
+        c == '.' && !in_brackets
+    };
+    path.split(is_border).collect()
 }
 
 /// One step into a value.
@@ -145,7 +155,7 @@ mod tests {
         let result = json!({
             "claims": [{"name": "speed", "value": 5.04, "holds": true},
                 {"name": "cost", "value": null, "holds": null}],
-            "hops": [{"n": 1, "at": {"place": "a"}, "ms": 0.25}, {"n": 2, "at": {"place": "a b"}, "ms": 0.5}],
+            "hops": [{"n": 1, "at": {"place": "a"}, "ms": 0.25}, {"n": 2, "at": {"place": "a b.c"}, "ms": 0.5}],
             "bytes": 1_234_567.8,
         });
         Results::of("wan", result)
@@ -161,7 +171,7 @@ mod tests {
             ("wan.claims.cost.value .2", NOT_MEASURED),
             ("wan.claims.cost.holds", NOT_MEASURED),
             ("wan.hops.[n=2].ms .2", "0.50"),
-            ("wan.hops.[n=2,at/place=a_b].ms .2", "0.50"),
+            ("wan.hops.[n=2,at/place=a_b.c].ms .2", "0.50"),
             ("wan.hops.[n=2].ms / wan.hops.[n=1].ms * 100", "200"),
             ("wan.hops.[n=1].ms - wan.hops.[n=2].ms .2", "-0.25"),
             ("100 * wan.claims.cost.value", NOT_MEASURED),
