@@ -3,6 +3,8 @@
 //! One task of this process plays all users: it publishes their requests, reads their events
 //! (MessagePack) and notes when tokens arrive. Nothing else is done while they run.
 
+pub mod visit;
+
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 

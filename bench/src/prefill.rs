@@ -8,6 +8,8 @@
 //! needs the head for its last row only, so the first stage holds it up. A fleet whose stages have
 //! equally many layers stands beside.
 
+pub mod beside;
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -26,6 +28,7 @@ use crate::measured_model;
 use crate::node_fleet::{NodeFleet, NodePlan};
 use crate::prompts;
 use crate::shard_once::{self, ShardOnceArgs};
+use beside::Beside;
 
 const TWO_NODES: Target = Target {
     name: "prefill2k_two_nodes_vs_one",
@@ -35,7 +38,7 @@ const TWO_NODES: Target = Target {
 };
 
 /// The claims of this scenario.
-pub const CLAIMS: &[Target] = &[TWO_NODES];
+pub const CLAIMS: &[Target] = &[TWO_NODES, beside::BULK_STEPS];
 
 /// Tokens of the prompt of the claim.
 const CLAIMED: usize = 2000;
@@ -118,6 +121,7 @@ pub struct PrefillReport {
     rounds: u16,
     tied: bool,
     points: Vec<PrefillPoint>,
+    beside: Vec<Beside>,
     claims: Vec<Claim>,
 }
 
@@ -149,6 +153,7 @@ pub async fn run(mut args: PrefillArgs, quiet: bool) -> anyhow::Result<()> {
     let text = prompts::text_model(&cuts[0].shards)?;
     output::note(quiet, "checking tokens in the exact profile");
     check(&args, (&cuts, &machine), &text).await?;
+    let narrow = cuts.iter().find(|cut| cut.is_default && cut.layers.len() == 2).cloned();
     let mut contestants = Vec::new();
     for cut in cuts {
         let fleet = NodeFleet::start(&plan(&args, &cut, &machine, None)).await?;
@@ -166,8 +171,15 @@ pub async fn run(mut args: PrefillArgs, quiet: bool) -> anyhow::Result<()> {
     for contestant in contestants {
         contestant.fleet.end().await?;
     }
+    let beside = match &narrow {
+        Some(cut) => {
+            output::note(quiet, "a long prompt beside the steps of others, over links");
+            beside::run(&args, (cut, &machine), &text).await?
+        }
+        None => Vec::new(),
+    };
     machine.finish();
-    let claims = vec![claim(&points)];
+    let claims = vec![claim(&points), beside::claim(&beside)];
     let report = PrefillReport {
         scenario: "prefill",
         machine,
@@ -177,6 +189,7 @@ pub async fn run(mut args: PrefillArgs, quiet: bool) -> anyhow::Result<()> {
         rounds: args.rounds,
         tied,
         points,
+        beside,
         claims,
     };
     let claims = claims::describe(&report.claims, CLAIMS);
@@ -374,10 +387,11 @@ impl PrefillReport {
         ];
         let tied = if self.tied { "a node is a core" } else { "nodes are not tied to cores" };
         format!(
-            "{}, {} weights, {tied}\n{}\n",
+            "{}, {} weights, {tied}\n{}\n{}\n",
             self.model,
             self.weights,
-            table(&header, &self.points.iter().map(row).collect::<Vec<_>>())
+            table(&header, &self.points.iter().map(row).collect::<Vec<_>>()),
+            beside::describe(&self.beside)
         )
     }
 }

@@ -4,8 +4,7 @@
 //! has sent before, until its first token comes. Beside that stands a turn without the long prompt,
 //! as long or eight seconds. Compared are the times between tokens that overlap these spans.
 
-use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use stagebus_shards::text::TextModel;
@@ -13,7 +12,8 @@ use stagebus_shards::text::TextModel;
 use super::Context;
 use super::contestant::{Contestant, Kind};
 use crate::harness::stats::{Summary, median};
-use crate::load::{self, Ask, Served};
+use crate::load::Ask;
+use crate::load::visit::{Visit, Visitor, visit};
 use crate::node_fleet::NodeFleet;
 use crate::prompts;
 
@@ -22,9 +22,6 @@ const N_USERS: usize = 8;
 
 /// Tokens of the long prompt.
 pub(super) const LONG_TOKENS: usize = 4000;
-
-/// Time for all users to get their first token before the long prompt comes.
-const LEAD: Duration = Duration::from_secs(1);
 
 /// Longest turn without the long prompt: some thousand times between tokens, whose 99th percentile
 /// more would not change.
@@ -79,9 +76,8 @@ pub(super) async fn run(
     for round in 0..context.args.rounds.min(MOST_ROUNDS) {
         context.note(&format!("a prompt of {LONG_TOKENS} tokens, round {}", round + 1));
         let prompt = prompts::long(text, LONG_TOKENS, u64::from(round))?;
-        let with = turn(context, fleet, Intruder::Prompt(&prompt)).await?;
-        let without =
-            turn(context, fleet, Intruder::Silence(with.span.min(LONGEST_SILENCE))).await?;
+        let with = turn(context, fleet, Visitor::Prompt(&prompt)).await?;
+        let without = turn(context, fleet, Visitor::Nobody(with.span.min(LONGEST_SILENCE))).await?;
         let p99 = |gaps: &[f64]| Summary::of(gaps.iter().copied()).map(|summary| summary.p99);
         result.p99_ratio.extend(p99(&with.gaps_ms).zip(p99(&without.gaps_ms)).map(|(a, b)| a / b));
         result.long_ttft_ms.push(with.span.as_secs_f64() * 1e3);
@@ -93,77 +89,12 @@ pub(super) async fn run(
     Ok(result)
 }
 
-/// What comes between.
-#[derive(Debug, Clone, Copy)]
-enum Intruder<'a> {
-    /// A long prompt, until its first token.
-    Prompt(&'a [u32]),
-    /// Nothing, for that long.
-    Silence(Duration),
-}
-
-/// One turn.
-#[derive(Debug)]
-struct Turn {
-    /// How long the intruder stayed.
-    span: Duration,
-    /// Times between the users' tokens meanwhile, in milliseconds.
-    gaps_ms: Vec<f64>,
-}
-
-async fn turn(
-    context: &Context,
-    fleet: &NodeFleet,
-    intruder: Intruder<'_>,
-) -> anyhow::Result<Turn> {
+async fn turn(context: &Context, fleet: &NodeFleet, visitor: Visitor<'_>) -> anyhow::Result<Visit> {
     let max_tokens = u32::try_from(context.n_tokens())?;
+    let ask = |prompt| Ask { prompt, max_tokens, draft_tokens: Some(0), ..Ask::default() };
     let prompts = context.prompts.iter().cycle().take(N_ASKS);
-    let asks: Vec<Ask<'_>> = prompts
-        .map(|prompt| Ask {
-            prompt: &prompt.tokens,
-            max_tokens,
-            draft_tokens: Some(0),
-            draw: None,
-            draft_windows: None,
-            draft_alternatives: None,
-        })
-        .collect();
-    let next = Cell::new(0);
-    let epoch = Instant::now();
-    let since = || epoch.elapsed().as_secs_f64() * 1e3;
-    let visit = async {
-        tokio::time::sleep(LEAD).await;
-        let from_ms = since();
-        let to_ms = match intruder {
-            Intruder::Prompt(prompt) => {
-                let ask = Ask {
-                    prompt,
-                    max_tokens: 1,
-                    draft_tokens: Some(0),
-                    draw: None,
-                    draft_windows: None,
-                    draft_alternatives: None,
-                };
-                let served = load::one(fleet, &ask, epoch).await?;
-                served.arrivals.first().map_or_else(since, |first| first.at_ms)
-            }
-            Intruder::Silence(span) => {
-                tokio::time::sleep(span).await;
-                since()
-            }
-        };
-        // Nobody asks anew; answers that are under way end.
-        next.set(asks.len());
-        anyhow::Ok((from_ms, to_ms))
-    };
-    let users = load::users_from(fleet, N_USERS, &asks, (&next, epoch));
-    let ((from_ms, to_ms), answers) = tokio::try_join!(visit, users)?;
-    let span = Duration::from_secs_f64((to_ms - from_ms).max(0.0) / 1e3);
-    Ok(Turn { span, gaps_ms: gaps(&answers, from_ms, to_ms) })
-}
-
-fn gaps(answers: &[Served], from_ms: f64, to_ms: f64) -> Vec<f64> {
-    answers.iter().flat_map(|served| served.gaps_within_ms(from_ms, to_ms)).collect()
+    let asks: Vec<Ask<'_>> = prompts.map(|prompt| ask(&prompt.tokens)).collect();
+    visit(fleet, (N_USERS, &asks), visitor).await
 }
 
 impl LongPrompt {
@@ -171,21 +102,5 @@ impl LongPrompt {
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
         median(self.p99_ratio.iter().copied())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::load::served;
-
-    #[test]
-    fn only_times_during_the_visit_count() {
-        let users = [
-            served(0.0, &[(10.0, 1), (20.0, 1), (80.0, 1), (90.0, 1)]),
-            served(0.0, &[(85.0, 1), (95.0, 1)]),
-        ];
-        assert_eq!(gaps(&users, 30.0, 50.0), [60.0]);
-        assert_eq!(gaps(&users, 81.0, 100.0), [10.0, 10.0]);
     }
 }
