@@ -15,6 +15,7 @@ use crate::credentials::Credentials;
 use crate::error::{BusError, CloseError};
 use crate::events::{BusEvents, Signals};
 use crate::options::BusOptions;
+use crate::switch::Switch;
 use crate::violation::Refusals;
 
 /// How often a caller that waits for the connection looks again; the client offers no wake-up.
@@ -26,6 +27,9 @@ pub struct Bus {
     pub(crate) client: Client,
     pub(crate) signals: Arc<Signals>,
     pub(crate) publish_timeout: Duration,
+    pub(crate) switch: Option<Switch>,
+    /// Messages that wait in one subscription.
+    pub(crate) capacity: usize,
     url: Arc<str>,
 }
 
@@ -172,6 +176,8 @@ async fn connect_once(options: &BusOptions, addresses: &Addresses) -> Result<Bus
         client,
         signals,
         publish_timeout: options.publish_timeout,
+        switch: options.switch.clone(),
+        capacity: options.subscription_capacity,
         url: addresses.display().into(),
     })
 }

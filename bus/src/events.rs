@@ -109,6 +109,13 @@ impl Signals {
         drop(closed.wait_for(|closed| *closed).await);
     }
 
+    /// A subscription was full and dropped a message that did not come from the broker.
+    pub(crate) fn message_dropped(&self) {
+        self.losses.fetch_add(1, Ordering::AcqRel);
+        self.slow_consumers.fetch_add(1, Ordering::AcqRel);
+        drop(self.events.send(BusEvent::SlowConsumer));
+    }
+
     /// Takes in an event of the client; counters first, so that a reader woken by the event sees
     /// them.
     pub(crate) fn on_event(&self, event: Event) {

@@ -6,6 +6,8 @@
 //! - Core NATS is at most once. Whatever may have lost messages (a full subscription, a broken
 //!   connection) raises [`Bus::loss_generation`]: a change means "assume a gap", even when an
 //!   event of [`Bus::events`] was missed.
+//! - Connections of one process may share a [`Switch`]: what one of them sends to an address of
+//!   another one does not go through the broker.
 //! - A host that is not this machine is refused without TLS and credentials.
 //!
 //! # Tasks
@@ -28,6 +30,7 @@ mod request;
 mod settings;
 mod stream;
 mod subscription;
+mod switch;
 mod violation;
 
 pub use bulk::{Bulk, BulkDelivery, BulkLosses, BulkReceiver, BulkSender};
@@ -46,4 +49,5 @@ pub use settings::SeedError;
 pub use stagebus_schemas::access::Role;
 pub use stream::EventStream;
 pub use subscription::{Delivery, Subscription};
+pub use switch::Switch;
 pub use violation::{Operation, Violation};

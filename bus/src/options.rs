@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::credentials::{Credentials, Tls};
+use crate::switch::Switch;
 
 /// How to connect. The defaults reach a broker on this machine without credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub struct BusOptions {
     pub connect_wait: Duration,
     /// Longest wait of a publish or subscribe for a connection that is away or full.
     pub publish_timeout: Duration,
+    /// The way to other connections of this process.
+    pub switch: Option<Switch>,
 }
 
 impl Default for BusOptions {
@@ -59,6 +62,7 @@ impl Default for BusOptions {
             connect_timeout: Duration::from_secs(5),
             connect_wait: Duration::ZERO,
             publish_timeout: Duration::from_secs(2),
+            switch: None,
         }
     }
 }

@@ -46,6 +46,7 @@ impl Bus {
         let bytes = payload.len();
         match content_type.map(headers) {
             None => {
+                let Err(payload) = self.switched(subject, None, payload)? else { return Ok(()) };
                 let publish = self.client.publish(subject.to_owned(), payload);
                 self.bounded(subject, bytes, publish).await
             }
@@ -69,6 +70,7 @@ impl Bus {
         payload: Bytes,
     ) -> Result<(), PublishError> {
         let bytes = payload.len();
+        let Err(payload) = self.switched(subject, Some(reply), payload)? else { return Ok(()) };
         let publish = self.client.publish_with_reply(subject.to_owned(), reply.to_owned(), payload);
         self.bounded(subject, bytes, publish).await
     }
@@ -108,6 +110,23 @@ impl Bus {
             return Err(PublishError::NoReply { subject: request.subject().to_owned() });
         };
         self.publish(reply, message).await
+    }
+
+    /// Sends past the broker, to an address of this process; gives the payload back if the subject
+    /// is none. The broker's limit holds here too: a message that passes must pass everywhere.
+    fn switched(
+        &self,
+        subject: &str,
+        reply: Option<&str>,
+        payload: Bytes,
+    ) -> Result<Result<(), Bytes>, PublishError> {
+        let Some(switch) = &self.switch else { return Ok(Err(payload)) };
+        let (bytes, limit) = (payload.len(), self.max_payload());
+        if bytes > limit {
+            return Err(PublishError::PayloadTooLarge { bytes, limit });
+        }
+        let passed = switch.pass(Delivery::direct(subject, reply, payload));
+        Ok(passed.map_err(|delivery| delivery.payload))
     }
 
     /// Checks the size, waits a bounded time for a connection and for room in its queue.

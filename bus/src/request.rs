@@ -12,6 +12,7 @@ use crate::error::{PublishError, RequestError};
 use crate::events::is_answer_inbox;
 use crate::publish::headers;
 use crate::subscription::Delivery;
+use crate::switch::{AtEnd, Switch};
 use crate::violation::{Operation, Violation};
 
 impl Bus {
@@ -49,6 +50,9 @@ impl Bus {
             return Err(PublishError::PayloadTooLarge { bytes, limit }.into());
         }
         let deadline = Instant::now() + timeout;
+        if let Some(switch) = self.switch.as_ref().filter(|switch| switch.has(subject)) {
+            return self.request_directly(switch, subject, payload, (deadline, timeout)).await;
+        }
         self.connected(deadline.min(Instant::now() + self.publish_timeout))
             .await
             .map_err(|_passed| PublishError::Disconnected { waited: self.publish_timeout })?;
@@ -89,6 +93,28 @@ impl Bus {
                 RequestErrorKind::Other => PublishError::Closed.into(),
             }),
             Err(_) => Err(RequestError::Timeout { subject: subject.to_owned(), timeout }),
+        }
+    }
+
+    /// Asks at an address of this process.
+    async fn request_directly(
+        &self,
+        switch: &Switch,
+        subject: &str,
+        payload: Bytes,
+        (deadline, timeout): (Instant, Duration),
+    ) -> Result<Delivery, RequestError> {
+        let subject = || subject.to_owned();
+        let inbox = self.new_inbox();
+        let mut answers = switch.listen(&inbox, 1, &self.signals, AtEnd::Forget);
+        let question = Delivery::direct(&subject(), Some(&inbox), payload);
+        if switch.pass(question).is_err() {
+            return Err(RequestError::NoResponders { subject: subject() });
+        }
+        match tokio::time::timeout_at(deadline, answers.next()).await {
+            Ok(Some(answer)) if !answer.no_responders => Ok(answer),
+            Ok(_) => Err(RequestError::NoResponders { subject: subject() }),
+            Err(_) => Err(RequestError::Timeout { subject: subject(), timeout }),
         }
     }
 }

@@ -10,14 +10,15 @@ use tokio::time::Instant;
 use crate::connection::Bus;
 use crate::error::SubscribeError;
 use crate::publish::CONTENT_TYPE;
+use crate::switch::{Address, AtEnd, Switch};
 
-/// One message from the broker.
+/// One message, from the broker or from another connection of this process.
 #[derive(Debug, Clone)]
 pub struct Delivery {
     /// The bytes.
     pub payload: Bytes,
     /// True: nobody listens on the subject that was published to, and this is the broker's
-    /// answer, with an empty payload.
+    /// answer, or that of the [`Switch`](crate::Switch), with an empty payload.
     pub no_responders: bool,
     subject: Subject,
     reply: Option<Subject>,
@@ -25,6 +26,22 @@ pub struct Delivery {
 }
 
 impl Delivery {
+    /// A message that does not come from the broker.
+    pub(crate) fn direct(subject: &str, reply: Option<&str>, payload: Bytes) -> Self {
+        Self {
+            payload,
+            no_responders: false,
+            subject: subject.into(),
+            reply: reply.map(Subject::from),
+            headers: None,
+        }
+    }
+
+    /// The word that nobody listens, for the subject on which somebody waits for answers.
+    pub(crate) fn nobody(reply: &str) -> Self {
+        Self { no_responders: true, ..Self::direct(reply, None, Bytes::new()) }
+    }
+
     /// Returns the subject that the message was published on.
     #[must_use]
     pub fn subject(&self) -> &str {
@@ -74,6 +91,8 @@ impl From<Message> for Delivery {
 #[derive(Debug)]
 pub struct Subscription {
     subscriber: Subscriber,
+    /// What other connections of this process send here.
+    address: Option<Address>,
 }
 
 impl Subscription {
@@ -83,12 +102,22 @@ impl Subscription {
     /// # Cancel safety
     /// No message is lost when the future is dropped.
     pub async fn next(&mut self) -> Option<Delivery> {
-        self.subscriber.next().await.map(Delivery::from)
+        let Some(address) = &mut self.address else {
+            return self.subscriber.next().await.map(Delivery::from);
+        };
+        tokio::select! {
+            Some(delivery) = address.next() => Some(delivery),
+            message = self.subscriber.next() => match message {
+                Some(message) => Some(message.into()),
+                None => address.try_next(),
+            },
+        }
     }
 
     /// Returns a message that is already here.
     pub fn try_next(&mut self) -> Option<Delivery> {
-        self.subscriber.next().now_or_never().flatten().map(Delivery::from)
+        let direct = self.address.as_mut().and_then(Address::try_next);
+        direct.or_else(|| self.subscriber.next().now_or_never().flatten().map(Delivery::from))
     }
 
     /// Tells the broker to send no more; messages that are already here, or that the broker sent
@@ -98,6 +127,7 @@ impl Subscription {
     /// # Errors
     /// [`SubscribeError::Closed`].
     pub async fn drain(&mut self) -> Result<(), SubscribeError> {
+        self.end_address();
         self.subscriber.drain().await.map_err(|_closed| SubscribeError::Closed)
     }
 
@@ -106,7 +136,14 @@ impl Subscription {
     /// # Errors
     /// [`SubscribeError::Closed`].
     pub async fn unsubscribe(&mut self) -> Result<(), SubscribeError> {
+        self.end_address();
         self.subscriber.unsubscribe().await.map_err(|_closed| SubscribeError::Closed)
+    }
+
+    fn end_address(&mut self) {
+        if let Some(address) = &mut self.address {
+            address.end();
+        }
     }
 }
 
@@ -118,6 +155,20 @@ impl Bus {
     /// [`SubscribeError`].
     pub async fn subscribe(&self, subject: &str) -> Result<Subscription, SubscribeError> {
         self.subscribe_bounded(subject, self.client.subscribe(subject.to_owned())).await
+    }
+
+    /// Subscribes to a subject on which nobody else listens: connections with the same
+    /// [`Switch`](crate::Switch) reach it without the broker, and hear of its end at once. A last
+    /// token `>` stands for all subjects below; there are no other wildcards.
+    ///
+    /// # Errors
+    /// [`SubscribeError`].
+    pub async fn subscribe_address(&self, subject: &str) -> Result<Subscription, SubscribeError> {
+        let mut subscription = self.subscribe(subject).await?;
+        let listen =
+            |switch: &Switch| switch.listen(subject, self.capacity, &self.signals, AtEnd::Remember);
+        subscription.address = self.switch.as_ref().map(listen);
+        Ok(subscription)
     }
 
     /// Subscribes as a member of a group: each message goes to one member.
@@ -143,7 +194,7 @@ impl Bus {
     {
         let waited = self.publish_timeout;
         match tokio::time::timeout_at(Instant::now() + waited, subscribe).await {
-            Ok(Ok(subscriber)) => Ok(Subscription { subscriber }),
+            Ok(Ok(subscriber)) => Ok(Subscription { subscriber, address: None }),
             Ok(Err(error)) => Err(match error.kind() {
                 async_nats::client::SubscribeErrorKind::InvalidSubject
                 | async_nats::client::SubscribeErrorKind::InvalidQueueName => {

@@ -7,6 +7,7 @@ mod jobs;
 mod messages;
 mod security;
 mod streams;
+mod switch;
 
 use std::time::Duration;
 
