@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ask::{self, AskArgs};
 use crate::check::{self, CheckArgs};
+use crate::coordinator;
 use crate::drain::{self, DrainArgs};
 use crate::exit::Outcome;
 use crate::jobs::cancel::{self, CancelArgs};
@@ -29,10 +30,12 @@ The program stage-worker is the same.";
 const COORDINATOR_EXAMPLES: &str = "Examples:
   stagebus coordinator --shards shards/smollm2
   stagebus coordinator --config stagebus.toml --shards shards/smollm2 --wait-for-workers
+  stagebus coordinator --shards shards/smollm2 --host-stage0 --set worker.threads=4
 
-Reads manifest, tokenizer and chat template of the shard set, no weights. Prints one line of JSON
-when it is ready. The first Ctrl-C lets running requests finish. The program coordinator is the
-same.";
+Reads manifest, tokenizer and chat template of the shard set, no weights unless it hosts the first
+stage: then that hop costs nothing, which counts where the broker is far away. Prints one line of
+JSON when it is ready. The first Ctrl-C lets running requests finish. The program coordinator is the
+same, but hosts no stage.";
 
 /// The version, and the commit that the program was built from if that is known.
 const VERSION: &str = env!("STAGEBUS_VERSION");
@@ -107,10 +110,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
             Box::pin(stagebus_worker::serve_until_signalled(args)).await?;
             Ok(Outcome::Good)
         }
-        Command::Coordinator(args) => {
-            stagebus_coordinator::serve_until_signalled(args).await?;
-            Ok(Outcome::Good)
-        }
+        Command::Coordinator(args) => Box::pin(coordinator::run(args, stop)).await,
         Command::Up(args) => up::run(*args, cli.quiet, stop).await,
         Command::Ask(args) => ask::run(*args, cli.quiet, stop).await,
         Command::Submit(args) => submit::run(*args, cli.quiet, stop).await,

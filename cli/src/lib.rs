@@ -5,6 +5,7 @@ pub mod check;
 pub mod client;
 pub mod command;
 pub mod console;
+pub mod coordinator;
 pub mod discover;
 pub mod draft;
 pub mod drain;

@@ -30,6 +30,7 @@ const CLIENT_CONFIG: &str = "stagebus.toml";
   stagebus up --model model.gguf --stages 3 --workers-per-stage 2
   stagebus up --shards shards/smollm2 --keep-jobs jobs
   stagebus up --shards shards/smollm2 --broker-port 0 --json --set coordinator.max_sessions=8
+  stagebus up --shards shards/smollm2 --host-stage0
   stagebus up --shards shards/smollm2 --keys keys --listen 0.0.0.0
 
 Starts a broker on the loopback interface (elsewhere with keys only), one or more workers per stage
@@ -53,6 +54,10 @@ pub struct UpArgs {
     /// Coordinators that share the requests
     #[arg(long, value_name = "N", default_value_t = 1)]
     coordinators: usize,
+
+    /// Every coordinator runs a worker of the first stage itself, in the place of separate ones
+    #[arg(long)]
+    host_stage0: bool,
 
     /// Port of the broker on the loopback interface; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = DEFAULT_BROKER_PORT)]
@@ -112,6 +117,9 @@ struct ReadyMember {
     pid: u32,
     stage: Option<usize>,
     id: Option<String>,
+    /// The worker that a coordinator hosts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hosted: Option<String>,
 }
 
 /// Runs the fleet until `stop` is cancelled or a part of it ends.
@@ -130,6 +138,7 @@ pub async fn run(args: UpArgs, quiet: bool, stop: CancellationToken) -> anyhow::
     let log = local::log_sink(!quiet);
     let mut spec = args.local.spec(&set, args.profile, args.broker, &args.process)?;
     spec.n_coordinators = args.coordinators;
+    spec.host_stage0 = args.host_stage0;
     spec.log = log.clone();
     spec.keys.clone_from(&args.keys);
     if let BrokerChoice::Private(options) = &mut spec.broker {
@@ -186,6 +195,7 @@ impl Ready {
             pid: member.pid,
             stage: member.stage,
             id: member.id,
+            hosted: member.hosted,
         };
         Self {
             ready: true,

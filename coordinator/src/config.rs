@@ -7,9 +7,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use stagebus_bus::Switch;
 use stagebus_draft::alternatives::MAX_ALTERNATIVES;
 use stagebus_draft::control::MAX_DRAFT_TOKENS;
 use stagebus_draft::windows::MAX_WINDOWS;
+use stagebus_schemas::ids::WorkerId;
 use stagebus_schemas::messages::control::HeadMode;
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_settings::BrokerSettings;
@@ -29,6 +31,18 @@ pub struct CoordinatorConfig {
     pub settings: CoordinatorSettings,
     /// Be ready only when every stage has a worker that takes sessions.
     pub wait_for_workers: bool,
+    /// The worker of the first stage in this process; given if and only if
+    /// [`CoordinatorSettings::host_stage0`] asks for it.
+    pub hosted: Option<Hosted>,
+}
+
+/// A worker in the coordinator's process.
+#[derive(Debug, Clone)]
+pub struct Hosted {
+    /// Name of its start.
+    pub worker: WorkerId,
+    /// The way to it past the broker.
+    pub switch: Switch,
 }
 
 /// Who drafts tokens.
@@ -188,6 +202,12 @@ pub struct CoordinatorSettings {
     pub max_draft_tokens: u32,
     /// Inference threads of the draft model; 0 leaves the choice to the device.
     pub draft_threads: u16,
+    /// Run a worker of the first stage in this process, with the table `[worker]`: the hop to it
+    /// costs nothing.
+    pub host_stage0: bool,
+    /// File that holds the nkey seed of the hosted worker, where roles have keys of their own; it
+    /// logs in as the coordinator does when absent.
+    pub host_nkey_seed_file: Option<PathBuf>,
     /// Durable requests.
     pub jobs: JobSettings,
 }
@@ -219,6 +239,8 @@ impl Default for CoordinatorSettings {
             alternatives: 2,
             max_draft_tokens: 10,
             draft_threads: 1,
+            host_stage0: false,
+            host_nkey_seed_file: None,
             jobs: JobSettings::default(),
         }
     }

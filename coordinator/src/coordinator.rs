@@ -78,6 +78,9 @@ pub struct Ready {
     pub stages: u16,
     /// Whether durable jobs are taken.
     pub jobs: bool,
+    /// The worker in its process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hosted: Option<WorkerId>,
 }
 
 /// Runs a coordinator until `shutdown` is cancelled, then lets the requests under way finish.
@@ -92,12 +95,16 @@ pub async fn run(
     on_ready: impl FnOnce(&Ready),
 ) -> Result<(), CoordinatorError> {
     config.settings.validate()?;
+    if config.settings.host_stage0 && config.hosted.is_none() {
+        return Err(CoordinatorError::NoHost);
+    }
     let loaded = load(&config).await?;
     let (model, hidden_dim) = (loaded.model, loaded.hidden_dim);
     let id = CoordinatorId::random();
     let options = BusOptions {
         connect_wait: CONNECT_WAIT,
         subscription_capacity: SUBSCRIPTION_CAPACITY,
+        switch: config.hosted.as_ref().map(|hosted| hosted.switch.clone()),
         ..BusOptions::from_settings(
             &config.broker,
             Role::Coordinator(&model.identity.model),
@@ -122,11 +129,12 @@ pub async fn run(
         id: id.clone(),
         model: model.identity.model.clone(),
         stages: model.identity.n_stages,
+        hosted: config.hosted.map(|hosted| hosted.worker),
     };
     let inputs = Inputs::subscribe(&bus, &subjects, &id).await?;
     let text = Arc::clone(&model.text);
     let host = gethostname::gethostname().to_string_lossy().into_owned();
-    let name = Name { id, host };
+    let name = Name { id, host, hosted: ready.hosted.clone() };
     let coordinator = Coordinator {
         open_timeout: config.settings.open_timeout(),
         drain: config.settings.drain(),

@@ -49,6 +49,12 @@ pub enum CoordinatorError {
         /// The number.
         found: usize,
     },
+    /// A worker in this process is asked for, and the program has none.
+    #[error(
+        "coordinator.host_stage0 is set, but this program runs no worker: start `stagebus \
+         coordinator`"
+    )]
+    NoHost,
     /// The file with the nkey seed cannot be read.
     #[error("the broker's credentials cannot be used")]
     Seed(#[from] SeedError),

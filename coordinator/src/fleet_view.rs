@@ -32,6 +32,10 @@ const SUSPECT_INTERVALS: u32 = 3;
 /// beginning it has cached: skipping a prefill is worth a short queue.
 const PREFIX_SLACK: u32 = 2;
 
+/// Share of its KV memory up to which the worker in this process gets all sessions: fuller, it
+/// would soon make sessions give way that fit elsewhere.
+const HOSTED_KV_PERCENT: u64 = 75;
+
 /// Workers of other shard sets that are remembered, so that each is warned about once; beyond
 /// that the memory starts anew.
 const MAX_REFUSED: usize = 1024;
@@ -55,6 +59,8 @@ pub(crate) struct ShardSetIdentity {
 #[derive(Debug)]
 pub(crate) struct FleetView {
     identity: ShardSetIdentity,
+    /// The worker in this process.
+    hosted: Option<WorkerId>,
     workers: HashMap<WorkerId, Member>,
     refused: HashSet<WorkerId>,
     /// It was said that there are too many workers.
@@ -148,6 +154,13 @@ impl Member {
         now < self.expires() && !self.stuck && self.suspect_until.is_none_or(|until| until <= now)
     }
 
+    /// Whether it has room for one more session before others of its stage should get it.
+    fn has_room(&self) -> bool {
+        let WorkerLoad { kv_bytes, kv_max_bytes, max_sessions, .. } = self.load;
+        self.n_sessions() < max_sessions
+            && (kv_max_bytes == 0 || kv_bytes < kv_max_bytes / 100 * HOSTED_KV_PERCENT)
+    }
+
     /// Sessions as announced, with those that this coordinator opened or closed since.
     fn n_sessions(&self) -> u32 {
         (self.load.n_sessions + self.own_sessions).saturating_sub(self.own_when_announced)
@@ -155,9 +168,10 @@ impl Member {
 }
 
 impl FleetView {
-    /// Makes an empty view.
-    pub(crate) fn new(identity: ShardSetIdentity) -> Self {
-        Self { identity, workers: HashMap::new(), refused: HashSet::new(), is_full: false }
+    /// Makes an empty view; `hosted` is the worker in this process.
+    pub(crate) fn new(identity: ShardSetIdentity, hosted: Option<WorkerId>) -> Self {
+        let (workers, refused) = (HashMap::new(), HashSet::new());
+        Self { identity, hosted, workers, refused, is_full: false }
     }
 
     /// Takes an announcement.
@@ -256,7 +270,8 @@ impl FleetView {
         self.workers.values().map(Member::expires).min()
     }
 
-    /// Chooses the worker of a stage for a new session. Among the workers that are not much busier
+    /// Chooses the worker of a stage for a new session: the one in this process while it has room,
+    /// since no hop to it costs anything. Else, among the workers that are not much busier
     /// than the least busy one, the longest cached beginning counts first; then fewest sessions,
     /// then the shortest queue, then the name, so that the choice is reproducible. Workers in
     /// `avoid` are left out.
@@ -272,6 +287,10 @@ impl FleetView {
                 member.stage == stage && member.takes_sessions(now) && !avoid.contains(*id)
             })
         };
+        let hosted = candidates().find(|(id, _)| self.hosted.as_ref() == Some(*id));
+        if let Some((id, _)) = hosted.filter(|(_, member)| member.has_room()) {
+            return Some(id.clone());
+        }
         let fewest = candidates().map(|(_, member)| member.n_sessions()).min()?;
         let most = fewest + (fewest / 2).max(PREFIX_SLACK);
         candidates()
@@ -365,11 +384,16 @@ mod tests {
     const UNMEASURED: Duration = Duration::from_secs(30);
 
     fn view() -> FleetView {
-        FleetView::new(ShardSetIdentity {
+        hosting(None)
+    }
+
+    fn hosting(worker: Option<&str>) -> FleetView {
+        let identity = ShardSetIdentity {
             model: ModelName::new("m").unwrap(),
             fingerprint: "f".to_owned(),
             n_stages: 2,
-        })
+        };
+        FleetView::new(identity, worker.map(id))
     }
 
     fn id(name: &str) -> WorkerId {
@@ -455,6 +479,28 @@ mod tests {
         assert_eq!(pick(&view), Some(id("b")));
         view.observe(&announcement("b", 0, PREFIX_SLACK + 1), UNMEASURED, now);
         assert_eq!(pick(&view), Some(id("a")));
+    }
+
+    #[test]
+    fn the_worker_in_this_process_gets_all_sessions_that_it_has_room_for() {
+        let (mut view, now) = (hosting(Some("b")), Instant::now());
+        view.observe(&announcement("a", 0, 0), UNMEASURED, now);
+        assert_eq!(pick(&view, now), Some(id("a")));
+        let mut hosted = announcement("b", 0, 7);
+        view.observe(&hosted, UNMEASURED, now);
+        assert_eq!(pick(&view, now), Some(id("b")));
+        view.session_opened(&id("b"));
+        assert_eq!(pick(&view, now), Some(id("a")), "it has as many as it takes");
+        view.session_closed(&id("b"));
+        (hosted.load.kv_bytes, hosted.load.kv_max_bytes) = (75, 100);
+        view.observe(&hosted, UNMEASURED, now);
+        assert_eq!(pick(&view, now), Some(id("a")), "its memory is nearly full");
+        hosted.load.kv_bytes = 74;
+        view.observe(&hosted, UNMEASURED, now);
+        assert_eq!(pick(&view, now), Some(id("b")));
+        hosted.state = WorkerState::Draining;
+        view.observe(&hosted, UNMEASURED, now);
+        assert_eq!(pick(&view, now), Some(id("a")));
     }
 
     #[test]

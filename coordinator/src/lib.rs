@@ -30,9 +30,9 @@ mod timings;
 mod transcript;
 
 pub use config::{
-    AutoOr, CoordinatorConfig, CoordinatorSettings, DraftChoice, JobSettings, JobsMode,
+    AutoOr, CoordinatorConfig, CoordinatorSettings, DraftChoice, Hosted, JobSettings, JobsMode,
     SettingError,
 };
 pub use coordinator::{Ready, run};
 pub use error::CoordinatorError;
-pub use process::{CoordinatorArgs, serve, serve_until_signalled};
+pub use process::{CoordinatorArgs, prepare, serve, serve_until_signalled};

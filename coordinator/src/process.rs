@@ -17,6 +17,11 @@ pub struct CoordinatorArgs {
     #[arg(long, value_name = "DIR")]
     pub shards: PathBuf,
 
+    /// Run a worker of the first stage in this process, with the settings of the table `worker`;
+    /// the program coordinator cannot
+    #[arg(long)]
+    pub host_stage0: bool,
+
     /// Report ready only when every stage has a worker
     #[arg(long)]
     pub wait_for_workers: bool,
@@ -30,38 +35,53 @@ pub struct CoordinatorArgs {
     pub process: ProcessArgs,
 }
 
-/// Loads the configuration, starts logging, runs the coordinator until `shutdown` is cancelled,
-/// and prints one line of JSON on standard output when it is ready.
+/// Loads the configuration and starts logging. If the flags say so, `shutdown` is cancelled when
+/// standard input ends.
 ///
 /// # Errors
 /// [`CoordinatorError`].
-pub async fn serve(
+pub fn prepare(
     args: CoordinatorArgs,
-    shutdown: CancellationToken,
-) -> Result<(), CoordinatorError> {
-    let loaded = args.process.load::<CoordinatorSettings>("coordinator", &Overrides::default())?;
+    shutdown: &CancellationToken,
+) -> Result<CoordinatorConfig, CoordinatorError> {
+    let mut flags = Overrides::default();
+    flags.set_some("coordinator.host_stage0", args.host_stage0.then_some(true), "--host-stage0");
+    let loaded = args.process.load::<CoordinatorSettings>("coordinator", &flags)?;
     logging::init(&loaded.log)?;
     info!(broker = ?loaded.broker, settings = ?loaded.process, "configuration");
     if args.exit_with_parent {
         process::watch_parent(shutdown.clone()).map_err(CoordinatorError::Thread)?;
     }
-    let config = CoordinatorConfig {
+    Ok(CoordinatorConfig {
         shards: args.shards,
         broker: loaded.broker,
         settings: loaded.process,
         wait_for_workers: args.wait_for_workers,
-    };
+        hosted: None,
+    })
+}
+
+/// Runs a coordinator until `shutdown` is cancelled, and prints one line of JSON on standard output
+/// when it is ready.
+///
+/// # Errors
+/// [`CoordinatorError`].
+pub async fn serve(
+    config: CoordinatorConfig,
+    shutdown: CancellationToken,
+) -> Result<(), CoordinatorError> {
     run(config, shutdown, print_ready).await
 }
 
-/// Like [`serve`], until Ctrl-C or the termination signal.
+/// [`prepare`] and [`serve`], until Ctrl-C or the termination signal.
 ///
 /// # Errors
 /// [`CoordinatorError`].
 pub async fn serve_until_signalled(args: CoordinatorArgs) -> Result<(), CoordinatorError> {
     let shutdown = CancellationToken::new();
     // Later signals change nothing: every wait after the first has a bound.
-    process::with_signals(Box::pin(serve(args, shutdown.clone())), || shutdown.cancel())
+    let config = prepare(args, &shutdown)?;
+    process::with_signals(Box::pin(serve(config, shutdown.clone())), || shutdown.cancel())
         .await
         .map_err(CoordinatorError::Signals)?
 }

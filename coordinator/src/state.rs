@@ -69,6 +69,8 @@ pub(crate) struct Model {
 pub(crate) struct Name {
     pub(crate) id: CoordinatorId,
     pub(crate) host: String,
+    /// The worker in its process.
+    pub(crate) hosted: Option<WorkerId>,
 }
 
 /// What happened since the start.
@@ -162,11 +164,11 @@ impl State {
         limits: StepLimits,
     ) -> Self {
         Self {
+            fleet: FleetView::new(model.identity.clone(), name.hosted.clone()),
             name,
             settings,
             limits,
             sampler: Sampler::default(),
-            fleet: FleetView::new(model.identity.clone()),
             model,
             prefixes: PrefixIndex::default(),
             sessions: HashMap::new(),

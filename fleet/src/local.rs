@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::broker::{BrokerOptions, LocalBroker};
 use crate::error::FleetError;
 use crate::process::{Launch, Process, Stopped};
-use crate::spec::{BrokerChoice, FleetSpec, ShardSetFacts, login, shard_set};
+use crate::spec::{BrokerChoice, FleetSpec, ShardSetFacts, hosted_login, login, shard_set};
 
 /// What a child process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct Member {
     pub stage: Option<usize>,
     /// The id under which it announced itself.
     pub id: Option<String>,
+    /// The id of the worker of stage 0 that a coordinator runs.
+    pub hosted: Option<String>,
 }
 
 /// A process that ended by itself.
@@ -93,10 +95,13 @@ impl LocalFleet {
         let ShardSetFacts { n_stages, model } = shard_set(&spec.shards)?;
         let logins = match &spec.keys {
             None => Logins::default(),
-            Some(keys) => Logins {
-                worker: login(keys, HolderRole::Worker, &model)?,
-                coordinator: login(keys, HolderRole::Coordinator, &model)?,
-            },
+            Some(keys) => {
+                let mut coordinator = login(keys, HolderRole::Coordinator, &model)?;
+                if spec.host_stage0 {
+                    coordinator.push(hosted_login(keys, &model)?);
+                }
+                Logins { worker: login(keys, HolderRole::Worker, &model)?, coordinator }
+            }
         };
         let broker = match &spec.broker {
             BrokerChoice::Private(options) => {
@@ -122,7 +127,7 @@ impl LocalFleet {
             broker,
         };
         let mut starting = Vec::new();
-        for stage in 0..n_stages {
+        for stage in usize::from(fleet.spec.host_stage0)..n_stages {
             for _ in 0..fleet.spec.workers_per_stage {
                 let route = fleet.spec.routes.workers.get(stage).cloned().flatten();
                 let url = route.unwrap_or_else(|| fleet.url.clone());
@@ -172,6 +177,7 @@ impl LocalFleet {
                     Role::Coordinator => None,
                 },
                 id: child.ready["id"].as_str().map(str::to_owned),
+                hosted: child.ready["hosted"].as_str().map(str::to_owned),
             })
         };
         self.children.iter().filter_map(member).collect()
@@ -381,8 +387,11 @@ impl LocalFleet {
 
     fn spawn_coordinator(&mut self, url: &str) -> Result<(Role, Process), FleetError> {
         let cpus = self.spec.pinning.coordinators.clone();
-        let (name, args) =
-            (format!("coordinator.{}", self.n_coordinators_started), vec!["coordinator".into()]);
+        let name = format!("coordinator.{}", self.n_coordinators_started);
+        let mut args = vec!["coordinator".into()];
+        if self.spec.host_stage0 {
+            args.push("--host-stage0".into());
+        }
         self.n_coordinators_started += 1;
         let process = self.spawn(name, args, &self.logins.coordinator, cpus, url)?;
         Ok((Role::Coordinator, process))

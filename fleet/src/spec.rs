@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use stagebus_keys::{HolderRole, KeyFolder};
+use stagebus_keys::{Holder, HolderRole, KeyFolder};
 use stagebus_schemas::ids::ModelName;
 
 use crate::broker::BrokerOptions;
@@ -26,6 +26,9 @@ pub struct FleetSpec {
     pub workers_per_stage: usize,
     /// Coordinators.
     pub n_coordinators: usize,
+    /// Every coordinator runs a worker of stage 0 in its own process; there are no others of that
+    /// stage at the start.
+    pub host_stage0: bool,
     /// A private broker, or an address.
     pub broker: BrokerChoice,
     /// Processes that reach the broker by another way.
@@ -101,6 +104,7 @@ impl FleetSpec {
             shards,
             workers_per_stage: 1,
             n_coordinators: 1,
+            host_stage0: false,
             broker: BrokerChoice::Private(BrokerOptions::default()),
             routes: Routes::default(),
             config: None,
@@ -146,6 +150,13 @@ pub(crate) fn shard_set(folder: &Path) -> Result<ShardSetFacts, FleetError> {
     serde_json::from_str(&text).ok().and_then(facts).ok_or(FleetError::Manifest { path })
 }
 
+/// The setting with which a coordinator's hosted worker logs in.
+pub(crate) fn hosted_login(keys: &Path, model: &ModelName) -> Result<String, FleetError> {
+    let folder = KeyFolder::open(keys)?;
+    let holder = holder(keys, &folder, (HolderRole::Worker, model))?;
+    Ok(format!("coordinator.host_nkey_seed_file={}", folder.seed_of(holder).display()))
+}
+
 /// The settings with which the processes of a role log in.
 pub(crate) fn login(
     keys: &Path,
@@ -153,13 +164,21 @@ pub(crate) fn login(
     model: &ModelName,
 ) -> Result<Vec<String>, FleetError> {
     let folder = KeyFolder::open(keys)?;
-    let holder = folder.find(role, model).ok_or_else(|| FleetError::NoKey {
-        folder: keys.to_owned(),
-        role: role.as_str(),
-        model: model.to_string(),
-    })?;
+    let holder = holder(keys, &folder, (role, model))?;
     Ok(vec![
         format!("broker.nkey_seed_file={}", folder.seed_of(holder).display()),
         format!("broker.tls.ca_file={}", folder.ca().display()),
     ])
+}
+
+fn holder<'a>(
+    keys: &Path,
+    folder: &'a KeyFolder,
+    (role, model): (HolderRole, &ModelName),
+) -> Result<&'a Holder, FleetError> {
+    folder.find(role, model).ok_or_else(|| FleetError::NoKey {
+        folder: keys.to_owned(),
+        role: role.as_str(),
+        model: model.to_string(),
+    })
 }

@@ -171,6 +171,9 @@ fn read_file(path: &Path) -> Result<Tree, SettingsError> {
             place_beside(path, tls, &["ca_file", "cert_file", "key_file"]);
         }
     }
+    if let Some(Value { kind: ValueKind::Table(coordinator), .. }) = tree.get_mut("coordinator") {
+        place_beside(path, coordinator, &["host_nkey_seed_file"]);
+    }
     Ok(Tree(tree))
 }
 

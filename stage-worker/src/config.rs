@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use stagebus_bus::Switch;
 use stagebus_engine::testing::{Fault, FaultParseError, TestOptions};
 use stagebus_engine::{EngineKind, EngineOptions, Profile};
 use stagebus_schemas::messages::forward::MAX_ROWS;
@@ -21,6 +22,8 @@ pub struct WorkerConfig {
     pub broker: BrokerSettings,
     /// The table `[worker]`.
     pub settings: WorkerSettings,
+    /// The way to the coordinator that hosts this worker, if it is in the same process.
+    pub switch: Option<Switch>,
 }
 
 /// What runs the shard.

@@ -60,14 +60,15 @@ impl Intake {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Before the subscriptions, whose refusal it tells.
         let connection = bus.events();
+        let subjects = &stage.subjects;
         Ok(Self {
             bulk,
             connection,
-            steps: bus.subscribe(&stage.subjects.step(stage.index, &stage.worker)).await?,
-            control: bus.subscribe(&stage.subjects.control(stage.index, &stage.worker)).await?,
-            probe: bus.subscribe(&stage.subjects.probe()).await?,
-            lost: bus.subscribe(&stage.subjects.lost_any()).await?,
-            coordinators: bus.subscribe(&stage.subjects.coordinator_all()).await?,
+            steps: bus.subscribe_address(&subjects.step(stage.index, &stage.worker)).await?,
+            control: bus.subscribe_address(&subjects.control(stage.index, &stage.worker)).await?,
+            probe: bus.subscribe(&subjects.probe()).await?,
+            lost: bus.subscribe(&subjects.lost_any()).await?,
+            coordinators: bus.subscribe(&subjects.coordinator_all()).await?,
             inference,
             ticks,
             drain: shutdown.drain.clone(),
@@ -122,7 +123,9 @@ impl Intake {
 
     /// Stops listening and waits for the end of the inference thread.
     pub(crate) async fn inference_ended(self) {
-        let Self { mut inference, .. } = self;
+        let Self { mut inference, steps, control, .. } = self;
+        // Whoever sends more hears at once that nobody listens.
+        drop((steps, control));
         while inference.recv().await.is_some() {}
     }
 }

@@ -81,7 +81,7 @@ pub async fn serve(args: WorkerArgs, shutdown: impl Into<Shutdown>) -> Result<()
     let loaded = args.process.load::<WorkerSettings>("worker", &args.overrides())?;
     logging::init(&loaded.log)?;
     tracing::info!(broker = ?loaded.broker, settings = ?loaded.process, "configuration");
-    let config = WorkerConfig { broker: loaded.broker, settings: loaded.process };
+    let config = WorkerConfig { broker: loaded.broker, settings: loaded.process, switch: None };
     // Everything that a worker does is in this future: it is large, and it is made once.
     let work = Box::pin(run(config, shutdown.clone(), print_ready));
     if args.exit_with_parent {

@@ -110,6 +110,7 @@ async fn start(
     let options = BusOptions {
         subscription_capacity: subscription_capacity(config.settings.queue_capacity),
         connect_wait: Duration::from_millis(config.settings.connect_wait_ms),
+        switch: config.switch.clone(),
         ..BusOptions::from_settings(&config.broker, Role::Worker(&stage.model), &name)?
     };
     let for_bulk = BusOptions {

@@ -113,6 +113,18 @@ impl Fleet {
         members.filter(|member| member.stage == Some(stage)).collect()
     }
 
+    /// The worker that a coordinator hosts, as a worker of stage 0; its name is the coordinator's.
+    #[must_use]
+    pub fn hosted(&self) -> Option<Member> {
+        let members = self.processes.members().into_iter();
+        let mut hosted = members.filter(|member| member.hosted.is_some());
+        hosted.next().map(|coordinator| Member {
+            stage: Some(0),
+            id: coordinator.hosted.clone(),
+            ..coordinator
+        })
+    }
+
     /// Asks a worker something.
     ///
     /// # Errors
@@ -159,7 +171,8 @@ impl Fleet {
     pub async fn idle(&self) -> Result<()> {
         wait::until("all sessions are freed", async || {
             for stage in 0..self.processes.n_stages() {
-                for worker in self.workers(stage) {
+                let hosted = self.hosted().filter(|_| stage == 0);
+                for worker in self.workers(stage).into_iter().chain(hosted) {
                     let load = self.load(&worker).await?;
                     if (load.n_sessions, load.kv_tokens, load.kv_bytes) != (0, 0, 0) {
                         return Ok(None);

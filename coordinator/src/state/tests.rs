@@ -66,7 +66,8 @@ impl Bench {
             ),
             eos_ids: manifest.eos_ids,
         };
-        let name = Name { id: CoordinatorId::new("c").unwrap(), host: "h".to_owned() };
+        let name =
+            Name { id: CoordinatorId::new("c").unwrap(), host: "h".to_owned(), hosted: None };
         let limits = StepLimits { chunk_rows: settings.prefill_chunk, wanted_rows: 64 };
         let state = State::new(name, settings, model, limits);
         Self { state, now: Instant::now(), effects: Vec::new(), told: Vec::new() }

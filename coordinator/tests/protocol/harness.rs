@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stagebus_bus::{Bus, BusOptions, EventStream};
-use stagebus_coordinator::{CoordinatorConfig, CoordinatorError, CoordinatorSettings, run};
+use stagebus_coordinator::{CoordinatorConfig, CoordinatorError, CoordinatorSettings, Hosted, run};
 use stagebus_engine::testing::TestModel;
 use stagebus_fleet::{BrokerOptions, LocalBroker};
 use stagebus_schemas::error::ErrorClass;
@@ -77,11 +77,35 @@ impl Bed {
         settings: CoordinatorSettings,
         wait_for_workers: bool,
     ) -> Starting {
+        self.starting(settings, wait_for_workers, None)
+    }
+
+    /// A coordinator with a worker in its process.
+    pub(crate) async fn hosting(&self, settings: CoordinatorSettings, hosted: Hosted) -> Running {
+        self.starting(settings, false, Some(hosted)).ready().await
+    }
+
+    /// A coordinator that does not start.
+    pub(crate) async fn coordinator_that_fails(
+        &self,
+        settings: CoordinatorSettings,
+    ) -> CoordinatorError {
+        let mut running = self.starting(settings, false, None).running;
+        running.tasks.join_next().await.unwrap().unwrap().unwrap_err()
+    }
+
+    fn starting(
+        &self,
+        settings: CoordinatorSettings,
+        wait_for_workers: bool,
+        hosted: Option<Hosted>,
+    ) -> Starting {
         let config = CoordinatorConfig {
             shards: self.folder.path().to_owned(),
             broker: BrokerSettings { url: self.broker.url(), ..BrokerSettings::default() },
             settings,
             wait_for_workers,
+            hosted,
         };
         let shutdown = CancellationToken::new();
         let (tell, ready) = oneshot::channel();

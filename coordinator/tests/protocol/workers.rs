@@ -1,9 +1,11 @@
 //! The coordinator with real workers, which run the toy model instead of OpenVINO.
 
-use stagebus_bus::{Bus, BusOptions, StreamError};
-use stagebus_coordinator::CoordinatorSettings;
+use stagebus_bus::{Bus, BusOptions, StreamError, Switch};
+use stagebus_coordinator::{CoordinatorError, CoordinatorSettings, Hosted};
 use stagebus_schemas::error::ErrorClass;
+use stagebus_schemas::ids::WorkerId;
 use stagebus_schemas::messages::public::Event;
+use stagebus_schemas::subjects::Subject;
 use stagebus_settings::BrokerSettings;
 use stagebus_worker::{EngineChoice, WorkerConfig, WorkerError, WorkerSettings};
 use tokio::sync::oneshot;
@@ -19,6 +21,16 @@ pub(crate) struct Worker {
 
 impl Worker {
     async fn start(bed: &Bed, stage: usize, change: impl FnOnce(&mut WorkerSettings)) -> Self {
+        Self::start_with(bed, stage, None, change).await.0
+    }
+
+    /// As [`Worker::start`], with a way past the broker; tells the worker's id as well.
+    async fn start_with(
+        bed: &Bed,
+        stage: usize,
+        switch: Option<Switch>,
+        change: impl FnOnce(&mut WorkerSettings),
+    ) -> (Self, WorkerId) {
         let mut settings = WorkerSettings {
             shards: bed.folder.path().to_owned(),
             stage: Some(u16::try_from(stage).unwrap()),
@@ -32,13 +44,13 @@ impl Worker {
         let mut tasks = JoinSet::new();
         let stop = shutdown.clone();
         tasks.spawn(async move {
-            stagebus_worker::run(WorkerConfig { broker, settings }, stop, |_| {
-                tell.send(()).unwrap();
+            stagebus_worker::run(WorkerConfig { broker, settings, switch }, stop, |ready| {
+                tell.send(ready.id.clone()).unwrap();
             })
             .await
         });
-        ready.await.unwrap();
-        Self { shutdown, tasks }
+        let id = ready.await.unwrap();
+        (Self { shutdown, tasks }, id)
     }
 
     async fn end(mut self) {
@@ -58,6 +70,54 @@ pub(crate) async fn workers(bed: &Bed, per_stage: usize) -> Vec<Worker> {
 
 fn small_chunks() -> CoordinatorSettings {
     CoordinatorSettings { prefill_chunk: 16, ..CoordinatorSettings::default() }
+}
+
+#[tokio::test]
+async fn a_hosted_worker_is_reached_past_the_broker_and_replaced_when_it_leaves() {
+    let bed = Bed::new(2).await;
+    let switch = Switch::new();
+    let slow = |settings: &mut WorkerSettings| settings.test.run_us = 2000;
+    let (hosted, worker) = Worker::start_with(&bed, 0, Some(switch.clone()), slow).await;
+    let mut workers = vec![Worker::start(&bed, 1, slow).await];
+    let mut steps = bed.bus.subscribe(&bed.subjects.step_all()).await.unwrap();
+    let settings = CoordinatorSettings { host_stage0: true, ..small_chunks() };
+    let coordinator = bed.hosting(settings, Hosted { worker, switch }).await;
+    let prompt = bed.prompt_with_long_answer(60);
+    let expected = bed.expected(&prompt, 60);
+    assert_eq!(bed.ask(&tokens(&prompt, 60)).await.tokens, expected);
+    let mut n_steps = [0; 2];
+    while let Some(step) = steps.try_next() {
+        match bed.subjects.parse(step.subject()) {
+            Ok(Subject::Step(stage, _)) => n_steps[stage.index()] += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(n_steps[0] == 0 && n_steps[1] > 0, "{n_steps:?} steps crossed the broker");
+    // It ends in the middle of an answer.
+    workers.push(Worker::start(&bed, 0, slow).await);
+    let mut stream = bed.send(&tokens(&prompt, 60)).await;
+    let mut answer = Answer::default();
+    while answer.tokens.len() < 5 {
+        answer.add(stream.next().await.unwrap().unwrap());
+    }
+    hosted.shutdown.stop.cancel();
+    hosted.end().await;
+    let rest = Answer::read(stream).await;
+    answer.tokens.extend(rest.tokens);
+    assert_eq!(answer.tokens, expected);
+    coordinator.end().await.unwrap();
+    for worker in workers {
+        worker.shutdown.drain.cancel();
+        worker.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_program_without_a_worker_hosts_none() {
+    let bed = Bed::new(1).await;
+    let settings = CoordinatorSettings { host_stage0: true, ..CoordinatorSettings::default() };
+    let error = bed.coordinator_that_fails(settings).await;
+    assert!(matches!(error, CoordinatorError::NoHost), "{error}");
 }
 
 #[tokio::test]

@@ -103,6 +103,16 @@ fn keys_and_certificates_of_a_file_lie_beside_it() {
 }
 
 #[test]
+fn the_key_of_a_hosted_worker_lies_beside_the_file() {
+    let folder = tempfile::tempdir().expect("folder");
+    let file = folder.path().join("stagebus.toml");
+    std::fs::write(&file, "[coordinator]\nhost_nkey_seed_file = \"w/seed.nk\"\n").expect("file");
+    let Tree(tree) = read_file(&file).expect("valid");
+    let key = lookup(&Value::from(tree), "coordinator.host_nkey_seed_file").map(Value::to_string);
+    assert_eq!(key, Some(folder.path().join("w/seed.nk").display().to_string()));
+}
+
+#[test]
 fn each_layer_wins_over_the_one_before() {
     let file = "[worker]\nstage = 1\ndevice = \"GPU\"\ncpus = [1, 2]\n[worker.kv]\nblocks = 7\n";
     let settings = layered(file, &[], &[]).expect("file");

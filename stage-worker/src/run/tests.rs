@@ -504,6 +504,7 @@ async fn a_worker_runs_from_a_shard_set_to_an_orderly_end() {
             engine: EngineChoice::Test,
             ..WorkerSettings::default()
         },
+        switch: None,
     };
     let shutdown = CancellationToken::new();
     let mut said = None;
@@ -536,6 +537,7 @@ async fn a_worker_without_a_broker_says_so() {
             connect_wait_ms: 0,
             ..WorkerSettings::default()
         },
+        switch: None,
     };
     let error = run(config, CancellationToken::new(), |_| ()).await.expect_err("no broker");
     assert!(matches!(error, WorkerError::Connect(_)), "{error}");

@@ -9,6 +9,7 @@ mod crowds;
 mod faults;
 mod foreign_client;
 mod gguf_edit;
+mod hosted;
 mod jobs;
 mod links;
 mod prompts;

@@ -111,6 +111,28 @@ async fn a_fleet_with_keys_answers_whoever_has_one() -> Result<()> {
     end_and_see_nobody_hurt(fleet).await
 }
 
+#[tokio::test]
+async fn a_hosted_stage_logs_in_with_a_workers_key() -> Result<()> {
+    let (_parent, keys) = made_keys().await?;
+    let fleet = Fleet::start(2, |spec| {
+        spec.keys = Some(keys.clone());
+        spec.host_stage0 = true;
+    })
+    .await?;
+    let url = fleet.processes.url().to_owned();
+    let status = Call::new(["status", "--broker", &url, "--config"]);
+    let told = status.arg(config(&keys, "client")).run().await?.success()?;
+    ensure!(told.stdout().contains("hosted-"), "{}", told.report());
+    // With the coordinator's key alone it would have to act as a worker without the right to.
+    let part = Call::new(["coordinator", "--host-stage0", "--set", "worker.engine=test", "--set"]);
+    let part = part.arg(format!("broker.url={url}")).arg("--shards").arg(shard_sets::get(2).await?);
+    let told =
+        part.arg("--config").arg(config(&keys, &format!("coordinator-{MODEL}"))).run().await?;
+    ensure!(told.code() == REFUSED, "{}", told.report());
+    told.failure(&["cannot do its work", "does not let these credentials", MODEL])?;
+    end_and_see_nobody_hurt(fleet).await
+}
+
 /// A second answer after everything that was refused, and an orderly end.
 async fn end_and_see_nobody_hurt(fleet: Fleet) -> Result<()> {
     let case = &cases()?[1];
