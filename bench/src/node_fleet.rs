@@ -31,6 +31,8 @@ pub struct NodePlan {
     pub cpus: Vec<usize>,
     /// Settings beside those of a node, each `table.key=value`.
     pub settings: Vec<String>,
+    /// The coordinator runs the first stage in its process, on that stage's node.
+    pub host_stage0: bool,
 }
 
 impl NodePlan {
@@ -46,7 +48,8 @@ impl NodePlan {
             true => node_cpus(n_nodes, machine.n_cpus),
             false => Vec::new(),
         };
-        Self { shards: shards.to_owned(), cpus, settings: settings.into_iter().collect() }
+        let settings = settings.into_iter().collect();
+        Self { shards: shards.to_owned(), cpus, settings, host_stage0: false }
     }
 }
 
@@ -114,11 +117,12 @@ fn spec(plan: &NodePlan, n_stages: usize) -> anyhow::Result<FleetSpec> {
         format!("worker.kv_memory_mib={KV_MEMORY_MIB}"),
     ];
     spec.settings.extend(plan.settings.iter().cloned());
+    spec.host_stage0 = plan.host_stage0;
     if !plan.cpus.is_empty() {
         let all = cpu_list(&plan.cpus);
         let core = |stage: usize| Some(plan.cpus[stage % plan.cpus.len()].to_string());
         spec.pinning.workers = (0..n_stages).map(core).collect();
-        spec.pinning.coordinators = Some(all.clone());
+        spec.pinning.coordinators = if plan.host_stage0 { core(0) } else { Some(all.clone()) };
         if let BrokerChoice::Private(broker) = &mut spec.broker {
             broker.cpus = Some(all);
         }
@@ -278,12 +282,17 @@ mod tests {
             shards: "set".into(),
             cpus: vec![1, 0],
             settings: vec!["worker.engine=stateful".to_owned()],
+            host_stage0: false,
         };
         let spec = spec(&plan, 3).expect("the running program is known");
         let cores = ["1", "0", "1"].map(|core| Some(core.to_owned()));
         assert_eq!(spec.pinning.workers, cores);
         assert_eq!(spec.pinning.coordinators.as_deref(), Some("1,0"));
         assert!(spec.settings.contains(&"worker.engine=stateful".to_owned()));
+        let hosting = NodePlan { host_stage0: true, ..plan.clone() };
+        let hosting = super::spec(&hosting, 3).expect("as above");
+        assert_eq!(hosting.pinning.coordinators.as_deref(), Some("1"), "the node of stage 0");
+        assert!(hosting.host_stage0);
         let free = super::spec(&NodePlan { cpus: vec![], ..plan }, 3).expect("as above");
         assert!(free.pinning.workers.is_empty());
     }

@@ -269,7 +269,8 @@ async fn start_all(
         let mut settings = vec![format!("coordinator.draft={}", drafter.name())];
         settings.extend(draft.clone().filter(|_| drafter != Drafter::Ngram));
         settings.extend(context.args.set.iter().cloned());
-        let plan = NodePlan { shards: set.to_owned(), cpus: cpus.clone(), settings };
+        let plan =
+            NodePlan { shards: set.to_owned(), cpus: cpus.clone(), settings, host_stage0: false };
         fleets.push(Drafting { drafter, fleet: NodeFleet::start(&plan).await? });
     }
     Ok((fleets, absent))

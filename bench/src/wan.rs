@@ -5,6 +5,7 @@
 //! one fleet, prompt by prompt. Every answer must have the tokens of plain decoding.
 //! [`verdict`] makes the claims.
 
+mod hosted;
 pub mod verdict;
 
 use std::path::PathBuf;
@@ -231,6 +232,28 @@ pub struct RivalPoint {
     pub decode: LlamaDecode,
 }
 
+impl Point {
+    /// The figures of an answer; nothing if it is too short to be timed.
+    fn of(
+        answer: &Served,
+        (hop_ms, n_sessions, way): (u32, usize, Way),
+        category: &'static str,
+        round: usize,
+    ) -> Option<Self> {
+        answer.decode_tok_s().map(|tok_s| Self {
+            hop_ms,
+            n_sessions,
+            way,
+            category,
+            round,
+            tok_s,
+            n_tokens: answer.tokens.len(),
+            drafted_tokens: answer.usage.drafted_tokens,
+            accepted_tokens: answer.usage.accepted_tokens,
+        })
+    }
+}
+
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
 pub struct WanReport {
@@ -248,6 +271,8 @@ pub struct WanReport {
     rates: Vec<Rate>,
     kinds: Vec<Kind>,
     points: Vec<Point>,
+    /// One session over the slowest links, with the first stage in the coordinator's process.
+    hosted: Vec<Point>,
     claims: Vec<Claim>,
 }
 
@@ -279,6 +304,7 @@ pub async fn run(args: WanArgs, quiet: bool) -> anyhow::Result<()> {
     let mut questions = Questions { args: &args, prompts, answers: Vec::new(), quiet };
     let rival = Programs::find(args.llama_bench.as_deref());
     let (mut points, mut rivals, mut tied) = (Vec::new(), Vec::new(), false);
+    let mut hosted = Vec::new();
     for &hop_ms in &args.hops {
         output::note(quiet, &format!("starting a fleet with {hop_ms} ms a hop"));
         let settings = draft.iter().cloned().chain(args.set.iter().cloned());
@@ -304,6 +330,9 @@ pub async fn run(args: WanArgs, quiet: bool) -> anyhow::Result<()> {
             }
         }
         fleet.end().await?;
+        if hop_ms == verdict::SLOW_MS {
+            hosted = hosted::measure(&questions, &plan, &wiring, hop_ms).await?;
+        }
     }
     machine.finish();
     let claims = verdict::claims(&points);
@@ -321,6 +350,7 @@ pub async fn run(args: WanArgs, quiet: bool) -> anyhow::Result<()> {
         rivals,
         kinds: verdict::kinds(&points),
         points,
+        hosted,
         claims,
     };
     let claims = claims::describe(&report.claims, CLAIMS);
@@ -386,17 +416,7 @@ impl Questions<'_> {
     ) -> anyhow::Result<Vec<Point>> {
         let mut points = Vec::new();
         let mut add = |n_sessions, way, category, answer: &Served| {
-            points.extend(answer.decode_tok_s().map(|tok_s| Point {
-                hop_ms,
-                n_sessions,
-                way,
-                category,
-                round,
-                tok_s,
-                n_tokens: answer.tokens.len(),
-                drafted_tokens: answer.usage.drafted_tokens,
-                accepted_tokens: answer.usage.accepted_tokens,
-            }));
+            points.extend(Point::of(answer, (hop_ms, n_sessions, way), category, round));
         };
         for (prompt, expected) in self.prompts.iter().zip(&self.answers) {
             for way in self.ways() {

@@ -110,6 +110,7 @@ pub(super) fn plan(
         shards: context.sets.get(n_stages, weights)?.to_owned(),
         cpus: context.n_cpus.map_or_else(Vec::new, |n_cpus| node_cpus(n_stages, n_cpus)),
         settings: std::iter::once(engine).chain(settings).collect(),
+        host_stage0: false,
     }))
 }
 

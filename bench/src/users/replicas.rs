@@ -47,6 +47,7 @@ pub(super) async fn run(
         shards: context.sets.get(1, WeightMode::Compact)?.to_owned(),
         cpus: vec![other],
         settings: vec!["worker.engine=paged".to_owned()],
+        host_stage0: false,
     };
     let second = NodeFleet::start(&plan).await?;
     let max_tokens = u32::try_from(context.n_tokens())?;

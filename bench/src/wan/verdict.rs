@@ -9,14 +9,14 @@ use serde::Serialize;
 
 use super::{
     AUTO_VS_BEST, CEILING, FOUR, FOUR_VS_ONE, NOTHING_LOST, Point, RivalPoint, TREE, TWO,
-    WanReport, Way,
+    WanReport, Way, hosted,
 };
 use crate::harness::claims::{Claim, Target};
 use crate::harness::stats::{geometric_mean, median};
 use crate::harness::table::{number, table};
 
 /// The delay of the claims about slow links, in milliseconds.
-const SLOW_MS: u32 = 100;
+pub(super) const SLOW_MS: u32 = 100;
 
 /// Share of drafted tokens among those that could be, for one session of a category.
 fn acceptance(points: &[Point], hop_ms: u32, category: &str) -> Option<f64> {
@@ -42,7 +42,7 @@ fn categories(points: &[Point]) -> Vec<&'static str> {
 }
 
 /// Median rate of a session.
-fn rate(points: &[Point], case: (u32, usize, Way), category: &str) -> Option<f64> {
+pub(super) fn rate(points: &[Point], case: (u32, usize, Way), category: &str) -> Option<f64> {
     let of_case = points.iter().filter(|point| {
         (point.hop_ms, point.n_sessions, point.way) == case && point.category == category
     });
@@ -282,12 +282,13 @@ impl WanReport {
             "auto of it",
         ];
         format!(
-            "{}, {} weights, in {} stages, every process on a link of its own, answers of {} tokens\n{all}\n{}\n",
+            "{}, {} weights, in {} stages, every process on a link of its own, answers of {} tokens\n{all}\n{}\n{}",
             self.model,
             self.weights,
             self.n_stages,
             self.n_tokens,
-            table(&header, &self.kinds.iter().map(row).collect::<Vec<_>>())
+            table(&header, &self.kinds.iter().map(row).collect::<Vec<_>>()),
+            hosted::describe(&self.points, &self.hosted)
         )
     }
 }
