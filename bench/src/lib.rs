@@ -151,7 +151,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
     }
     let work = Box::pin(async {
         match args.scenario {
-            Some(Scenario::Parity(args)) => parity::run(*args, quiet).await,
+            Some(Scenario::Parity(args)) => Box::pin(parity::run(*args, quiet)).await,
             Some(Scenario::Users(args)) => users::run(*args, quiet).await,
             Some(Scenario::Speculation(args)) => speculation::run(*args, quiet).await,
             Some(Scenario::Faults(args)) => faults::run(*args, quiet).await,

@@ -104,6 +104,7 @@ impl Switch {
     /// # Errors
     /// Gives the message back if the broker has to see to it: it is for no address of this process,
     /// or for one that has ended and no address wants to hear that.
+    #[expect(clippy::result_large_err, reason = "the message goes on to the broker")]
     pub(crate) fn pass(&self, delivery: Delivery) -> Result<(), Delivery> {
         let Some(entry) = self.find(delivery.subject()) else { return Err(delivery) };
         let Some(listener) = entry else { return self.tell_nobody(delivery) };
@@ -118,6 +119,7 @@ impl Switch {
     }
 
     /// Tells the subject for answers that nobody listens.
+    #[expect(clippy::result_large_err, reason = "the message goes on to the broker")]
     fn tell_nobody(&self, delivery: Delivery) -> Result<(), Delivery> {
         let told = delivery.reply().map(Delivery::nobody).and_then(|word| {
             let listener = self.find(word.subject())??;

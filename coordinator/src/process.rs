@@ -11,6 +11,7 @@ use crate::coordinator::{Ready, run};
 use crate::error::CoordinatorError;
 
 /// Flags of `coordinator` and `stagebus coordinator`.
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 #[derive(Debug, Clone, clap::Args)]
 pub struct CoordinatorArgs {
     /// Folder of the shard set; its manifest, tokenizer and chat template are read
@@ -70,7 +71,7 @@ pub async fn serve(
     config: CoordinatorConfig,
     shutdown: CancellationToken,
 ) -> Result<(), CoordinatorError> {
-    run(config, shutdown, print_ready).await
+    Box::pin(run(config, shutdown, print_ready)).await
 }
 
 /// [`prepare`] and [`serve`], until Ctrl-C or the termination signal.

@@ -112,9 +112,9 @@ impl Bed {
         let mut tasks = JoinSet::new();
         let stop = shutdown.clone();
         tasks.spawn(async move {
-            run(config, stop, |_| {
+            Box::pin(run(config, stop, |_| {
                 tell.send(()).unwrap();
-            })
+            }))
             .await
         });
         Starting { ready, running: Running { shutdown, tasks } }
