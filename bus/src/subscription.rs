@@ -18,7 +18,7 @@ pub struct Delivery {
     /// The bytes.
     pub payload: Bytes,
     /// True: nobody listens on the subject that was published to, and this is the broker's
-    /// answer, or that of the [`Switch`](crate::Switch), with an empty payload.
+    /// answer, or that of the [`Switch`], with an empty payload.
     pub no_responders: bool,
     subject: Subject,
     reply: Option<Subject>,
@@ -158,7 +158,7 @@ impl Bus {
     }
 
     /// Subscribes to a subject on which nobody else listens: connections with the same
-    /// [`Switch`](crate::Switch) reach it without the broker, and hear of its end at once. A last
+    /// [`Switch`] reach it without the broker, and hear of its end at once. A last
     /// token `>` stands for all subjects below; there are no other wildcards.
     ///
     /// # Errors
