@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use stagebus_bus::{Bulk, BulkDelivery, BulkReceiver, BulkSender};
 
-use crate::{PATIENCE, broker, connect};
+use crate::{PATIENCE, broker, connect, subscribed};
 
 const SUBJECT: &str = "large.messages";
 
@@ -34,7 +34,7 @@ async fn messages_larger_than_the_broker_takes_arrive_whole_and_in_order() {
     let broker = broker::Broker::start();
     let (there, here) = (connect(&broker).await, connect(&broker).await);
     let mut receiver = BulkReceiver::subscribe(there.clone(), SUBJECT).await.expect("subscribed");
-    there.flush(PATIENCE).await.expect("flushed");
+    subscribed(&there).await;
     let largest = here.max_payload();
     let (sender, mut losses) = BulkSender::start(here, ROOM).await.expect("started");
     let (told, mut arrived) = tokio::sync::mpsc::channel(16);
@@ -82,7 +82,7 @@ async fn what_is_no_part_is_ignored_and_a_full_queue_says_so() {
     let broker = broker::Broker::start();
     let (there, here) = (connect(&broker).await, connect(&broker).await);
     let mut receiver = BulkReceiver::subscribe(there.clone(), SUBJECT).await.expect("subscribed");
-    there.flush(PATIENCE).await.expect("flushed");
+    subscribed(&there).await;
     here.publish_bytes(SUBJECT, None, Bytes::from_static(b"junk")).await.expect("published");
     let (sender, _losses) = BulkSender::start(here, 15).await.expect("started");
     // Nothing runs between the two: the task has not taken the first.

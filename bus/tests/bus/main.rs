@@ -21,6 +21,15 @@ async fn connect(broker: &broker::Broker) -> Bus {
     Bus::connect(BusOptions::new(broker.url(), "test")).await.expect("the broker is up")
 }
 
+/// Waits until the broker knows the subscriptions of a connection: it takes a connection's messages
+/// in order, so it knows them once it has sent one back.
+async fn subscribed(bus: &Bus) {
+    let inbox = bus.new_inbox();
+    let mut echo = bus.subscribe(&inbox).await.expect("subscribed");
+    bus.publish_bytes(&inbox, None, bytes::Bytes::new()).await.expect("published");
+    tokio::time::timeout(PATIENCE, echo.next()).await.expect("an echo comes").expect("connected");
+}
+
 /// Reads events until one matches.
 async fn wait_for(events: &mut BusEvents, wanted: impl Fn(&BusEvent) -> bool) -> BusEvent {
     let search = async {
