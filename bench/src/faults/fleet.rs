@@ -61,8 +61,19 @@ pub struct Told {
     pub troubles: Vec<Instant>,
     /// Why it failed, if it did.
     pub failure: Option<String>,
-    /// Whether it ended because its coordinator did.
-    pub is_orphan: bool,
+    /// Whether a coordinator has taken the request.
+    pub is_accepted: bool,
+    /// With whom it was lost, if it was.
+    pub lost: Option<Lost>,
+}
+
+/// With whom an answer was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// With the coordinator that had accepted the request.
+    Coordinator,
+    /// With whoever had it before a coordinator had accepted it.
+    OnItsWay,
 }
 
 impl FaultFleet {
@@ -240,7 +251,11 @@ impl Told {
             Ok(Some(event)) => event,
             Ok(None) => return false,
             Err(error) => {
-                self.is_orphan = matches!(error, StreamError::CoordinatorGone { .. });
+                self.lost = match error {
+                    StreamError::CoordinatorGone { .. } => Some(Lost::Coordinator),
+                    StreamError::Idle { .. } if !self.is_accepted => Some(Lost::OnItsWay),
+                    _ => None,
+                };
                 self.failure = Some(error.to_string());
                 return false;
             }
@@ -256,7 +271,8 @@ impl Told {
             Event::Error { class, message, .. } => {
                 self.failure = Some(format!("{message} ({class:?})"));
             }
-            Event::Accepted { .. } | Event::Status { .. } | Event::Done { .. } => {}
+            Event::Accepted { .. } => self.is_accepted = true,
+            Event::Status { .. } | Event::Done { .. } => {}
         }
         true
     }

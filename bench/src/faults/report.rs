@@ -93,8 +93,8 @@ impl FaultsReport {
              {n} clients vanished: {left} sessions, tokens and steps left, all free after \
              {free_after_ms:.0} ms; {n_changed} of {n_neighbours} neighbours' answers changed.\n\
              {} workers replaced in {:.0} s: {} requests, {} failed, {} wrong. {:?}\n\
-             {:.0} s under load with {}: {} requests, {} ended with their coordinator, {} failed, \
-             {} wrong{memory}. {:?}\n",
+             {:.0} s under load with {}: {} requests, {} ended with their coordinator, \
+             {} lost before anybody had accepted them, {} failed, {} wrong{memory}. {:?}\n",
             self.kills.prefill_ms,
             rolling.n_replaced,
             rolling.seconds,
@@ -106,6 +106,7 @@ impl FaultsReport {
             faults.join(", "),
             soak.asked.n,
             soak.asked.n_orphans,
+            soak.asked.n_unheard,
             soak.asked.n_failed,
             soak.asked.n_wrong,
             soak.asked.failures,
@@ -189,8 +190,8 @@ fn leaks(disconnects: &Disconnects) -> Claim {
 }
 
 fn rolling_failures(rolling: &Rolling) -> Claim {
-    let Asked { n_failed, n_wrong, n_orphans, .. } = rolling.asked;
-    let bad = n_failed + n_wrong + n_orphans;
+    let Asked { n_failed, n_wrong, n_orphans, n_unheard, .. } = rolling.asked;
+    let bad = n_failed + n_wrong + n_orphans + n_unheard;
     let how = format!("{} requests, {} workers replaced", rolling.asked.n, rolling.n_replaced);
     ROLLING.measured(bad as f64, how)
 }

@@ -9,7 +9,7 @@ use stagebus_fleet::Ended;
 use tokio::time::Instant;
 
 use super::Context;
-use super::fleet::{Asker, FaultFleet, N_STAGES, Told};
+use super::fleet::{Asker, FaultFleet, Lost, N_STAGES, Told};
 
 /// How long a worker may finish its sessions; the rest moves.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -25,6 +25,8 @@ pub struct Asked {
     pub n_wrong: usize,
     /// Answers that ended with their coordinator; those with other tokens count as wrong as well.
     pub n_orphans: usize,
+    /// Requests that nobody accepted: the coordinator or the broker that had them died.
+    pub n_unheard: usize,
     /// Some of the failures.
     pub failures: Vec<String>,
 }
@@ -51,6 +53,7 @@ impl Asked {
         self.n_failed += other.n_failed;
         self.n_wrong += other.n_wrong;
         self.n_orphans += other.n_orphans;
+        self.n_unheard += other.n_unheard;
         self.failures.extend(other.failures);
         self.failures.truncate(KEPT_FAILURES);
         self
@@ -76,16 +79,17 @@ pub(super) async fn user(
             Err(error) => told.failure = Some(error.to_string()),
         }
         asked.n += 1;
-        match told.failure {
-            Some(_) if told.is_orphan => {
+        match (told.failure, told.lost) {
+            (_, Some(Lost::Coordinator)) => {
                 asked.n_orphans += 1;
                 asked.n_wrong += usize::from(!context.answers[idx].starts_with(&told.tokens));
             }
-            Some(failure) => {
+            (_, Some(Lost::OnItsWay)) => asked.n_unheard += 1,
+            (Some(failure), None) => {
                 asked.n_failed += 1;
                 asked.failures.push(failure);
             }
-            None => asked.n_wrong += usize::from(told.tokens != context.answers[idx]),
+            (None, None) => asked.n_wrong += usize::from(told.tokens != context.answers[idx]),
         }
     }
     asked.failures.truncate(KEPT_FAILURES);

@@ -1,7 +1,9 @@
 //! Users who ask for a while, with a fault every so often.
 //!
 //! The death of a coordinator ends the answers under way: the client hears nothing more, says so, and
-//! asks again. Such answers are counted apart, and what had come of them must be right.
+//! asks again. Such answers are counted apart, and what had come of them must be right. A request
+//! that was on its way to a coordinator or broker that died is lost, since nobody had accepted it;
+//! these are counted too.
 
 use std::cell::Cell;
 use std::time::Duration;
