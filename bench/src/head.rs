@@ -195,9 +195,7 @@ impl Questions {
                 prompt: &prompt.tokens,
                 max_tokens: self.n_tokens.into(),
                 draft_tokens: Some(case.n_drafted),
-                draw: None,
-                draft_windows: None,
-                draft_alternatives: None,
+                ..Ask::default()
             })
             .collect()
     }

@@ -256,9 +256,7 @@ async fn check(
                 prompt: &prompt,
                 max_tokens: CHECKED_TOKENS,
                 draft_tokens: Some(0),
-                draw: None,
-                draft_windows: None,
-                draft_alternatives: None,
+                ..Ask::default()
             };
             all.push(load::one(&fleet, &ask, Instant::now()).await?.tokens);
         }
@@ -285,14 +283,7 @@ async fn ttft_ms(
     seed: u64,
 ) -> anyhow::Result<f64> {
     let prompt = prompts::long(text, n_tokens, seed)?;
-    let ask = Ask {
-        prompt: &prompt,
-        max_tokens: 1,
-        draft_tokens: Some(0),
-        draw: None,
-        draft_windows: None,
-        draft_alternatives: None,
-    };
+    let ask = Ask { prompt: &prompt, max_tokens: 1, draft_tokens: Some(0), ..Ask::default() };
     let served = load::one(fleet, &ask, Instant::now()).await?;
     anyhow::ensure!(served.usage.cached_tokens == 0, "a new prompt was known already");
     served.ttft_ms().context("a prompt got no token")

@@ -181,14 +181,7 @@ impl Context {
 
     /// A question; `k` as in [`Ask::draft_tokens`].
     fn ask<'a>(&self, prompt: &'a [u32], k: Option<u32>, draw: Option<Draw>) -> Ask<'a> {
-        Ask {
-            prompt,
-            max_tokens: self.args.tokens.into(),
-            draft_tokens: k,
-            draft_windows: None,
-            draft_alternatives: None,
-            draw,
-        }
+        Ask { prompt, max_tokens: self.args.tokens.into(), draft_tokens: k, draw, ..Ask::default() }
     }
 }
 

@@ -283,6 +283,7 @@ impl Session {
             tokens: tokens?.to_vec(),
             wanted: chooses.then(|| position(n_rows - 1)).into_iter().collect(),
             held_from: chunk.held_from,
+            is_beside: false,
         };
         self.watch.step_sent(now);
         Some(running.send(self.id, rows, now))
@@ -304,9 +305,9 @@ impl Session {
                 wanted: (position(piece.n_again)..position(piece.tokens.len())).collect(),
                 tokens: piece.tokens,
                 held_from: None,
+                is_beside: index < n_beside,
             };
             steps.push(running.send(self.id, rows, now));
-            running.note_beside(index < n_beside);
         }
         (steps, n_drafted)
     }

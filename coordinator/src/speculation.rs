@@ -8,7 +8,6 @@ use stagebus_draft::chain::Verdict;
 use stagebus_draft::control::{DraftLength, StepCosts};
 use stagebus_draft::drafter::Doubt;
 use stagebus_draft::windows::{Choices, Fit, MAX_WINDOWS, Plan, WindowControl, WindowCosts};
-
 use stagebus_schemas::messages::control::HeadMode;
 use stagebus_schemas::messages::sampling::Sampling;
 
@@ -124,14 +123,17 @@ impl Speculation {
     pub(crate) fn places(&mut self, doubts: &[Doubt], n_before: usize, first: usize) -> Vec<Place> {
         let Some(price) = self.price else { return Vec::new() };
         let reach = self.length.acceptance().powi(i32::try_from(n_before).unwrap_or(i32::MAX));
-        if n_before == 0 {
-            let places = price.places(doubts, reach, 0, self.alternatives);
-            let is_first = places.first().is_some_and(|place| place.index == 0);
-            let share = f64::from(u8::from(is_first));
-            self.first_in_doubt += (share - self.first_in_doubt) * DOUBT_SMOOTHING;
-            self.windows.let_lead(self.first_in_doubt < OFTEN_IN_DOUBT);
+        let from = |first| price.places(doubts, reach, first, self.alternatives);
+        if n_before > 0 {
+            return from(first);
         }
-        price.places(doubts, reach, first, self.alternatives)
+        let places = from(0);
+        let open = if first == 0 { None } else { Some(from(first)) };
+        let is_first = places.first().is_some_and(|place| place.index == 0);
+        let share = f64::from(u8::from(is_first));
+        self.first_in_doubt += (share - self.first_in_doubt) * DOUBT_SMOOTHING;
+        self.windows.let_lead(self.first_in_doubt < OFTEN_IN_DOUBT);
+        open.unwrap_or(places)
     }
 
     /// How the session speculates until its next answer.

@@ -188,14 +188,7 @@ impl Contestant {
             Runner::Fleet(fleet) => {
                 fleet.join_cores().await?;
                 let max_tokens = u32::try_from(n_tokens)?;
-                let ask = |prompt| Ask {
-                    prompt,
-                    max_tokens,
-                    draft_tokens,
-                    draw: None,
-                    draft_windows: None,
-                    draft_alternatives: None,
-                };
+                let ask = |prompt| Ask { prompt, max_tokens, draft_tokens, ..Ask::default() };
                 load::users(fleet, n_users, &tokens.map(ask).collect::<Vec<_>>()).await
             }
             Runner::Genai(contender) => {

@@ -106,9 +106,7 @@ pub(super) async fn run(context: &Context, contestant: &Contestant) -> anyhow::R
                 prompt: &prompt.tokens,
                 max_tokens,
                 draft_tokens,
-                draw: None,
-                draft_windows: None,
-                draft_alternatives: None,
+                ..Ask::default()
             })
             .collect())
     };

@@ -267,9 +267,7 @@ async fn stage_use(
             prompt: &context.prompts[prompt].tokens,
             max_tokens,
             draft_tokens,
-            draw: None,
-            draft_windows: None,
-            draft_alternatives: None,
+            ..Ask::default()
         })
         .collect();
     let (answers, busy) = observed_users(fleet, place.users, &asks).await?;

@@ -84,9 +84,7 @@ pub(super) async fn run(
                 prompt: &prompt,
                 max_tokens: ANSWER_TOKENS,
                 draft_tokens: Some(0),
-                draw: None,
-                draft_windows: None,
-                draft_alternatives: None,
+                ..Ask::default()
             };
             load::one(fleet, &ask, Instant::now()).await
         };

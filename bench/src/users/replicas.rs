@@ -52,14 +52,7 @@ pub(super) async fn run(
     let second = NodeFleet::start(&plan).await?;
     let max_tokens = u32::try_from(context.n_tokens())?;
     let prompts = context.prompts.iter().cycle();
-    let ask = |tokens| Ask {
-        prompt: tokens,
-        max_tokens,
-        draft_tokens: Some(0),
-        draw: None,
-        draft_windows: None,
-        draft_alternatives: None,
-    };
+    let ask = |tokens| Ask { prompt: tokens, max_tokens, draft_tokens: Some(0), ..Ask::default() };
     let asks: Vec<Ask<'_>> = prompts.map(|prompt| ask(&prompt.tokens)).take(2 * MANY).collect();
     let (left, right) = asks.split_at(MANY);
     let mut tok_s = Vec::new();

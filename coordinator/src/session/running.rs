@@ -94,6 +94,8 @@ pub(super) struct Rows {
     pub(super) wanted: Vec<u32>,
     /// The first of the stages that hold the rows.
     pub(super) held_from: Option<StageIndex>,
+    /// The next step completes the window that they are a part of.
+    pub(super) is_beside: bool,
 }
 
 /// What an answer to a step meant.
@@ -162,13 +164,6 @@ impl Running {
     /// Windows under way whose answers still matter.
     pub(crate) fn n_live(&self) -> usize {
         self.in_flight.iter().filter(|step| !step.is_stale && !step.is_beside).count()
-    }
-
-    /// Notes whether the step that was sent last is a part of the window that the next one completes.
-    pub(super) fn note_beside(&mut self, is_beside: bool) {
-        if let Some(last) = self.in_flight.back_mut() {
-            last.is_beside = is_beside;
-        }
     }
 
     /// Notes where alternatives are to be drafted; `start` is the position of the draft.
@@ -309,7 +304,7 @@ impl Running {
     }
 
     pub(super) fn send(&mut self, session: SessionId, rows: Rows, now: Instant) -> Effect {
-        let Rows { phase, start_pos, tokens, wanted, held_from } = rows;
+        let Rows { phase, start_pos, tokens, wanted, held_from, is_beside } = rows;
         let step = self.next_step;
         self.next_step = step.next();
         if self.in_flight.is_empty() {
@@ -322,7 +317,7 @@ impl Running {
             after_first: tokens.iter().skip(1).copied().collect(),
             sent: now,
             is_stale: false,
-            is_beside: false,
+            is_beside,
         });
         let epoch = self.epoch;
         let trace = Vec::new();

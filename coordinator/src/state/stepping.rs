@@ -79,14 +79,10 @@ impl State {
     pub(super) fn decode(&mut self, id: SessionId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if session.drafter.is_some() {
-            let measured = match (self.costs.costs(self.n_decoding), self.n_decoding) {
-                (None, _) => None,
-                (Some(step), n_active) => self.costs.windows(n_active).map(|windows| Measured {
-                    step,
-                    windows,
-                    fit: &mut self.fit,
-                }),
-            };
+            let costs = (self.costs.costs(self.n_decoding), self.costs.windows(self.n_decoding));
+            let fit = &mut self.fit;
+            let measured = costs.0.zip(costs.1);
+            let measured = measured.map(|(step, windows)| Measured { step, windows, fit });
             session.speculation.replan(measured, now);
         }
         self.pump(id, now);

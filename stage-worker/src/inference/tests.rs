@@ -17,7 +17,7 @@ mod real;
 mod sharing;
 
 use super::*;
-use crate::gated_backend::gated;
+use crate::gated_backend::{Gate, gated};
 use crate::sessions::Route;
 use crate::stage_fixture::{FINGERPRINT, stage, worker};
 
@@ -35,6 +35,18 @@ struct Bench {
 impl Bench {
     fn new(options: TestOptions, max_payload: usize) -> Self {
         Self::with(options, max_payload, |backend| Box::new(backend))
+    }
+
+    /// A bench whose backend waits at a gate before every micro-batch.
+    fn gated() -> (Self, Gate) {
+        let mut gate = None;
+        let wrap = |backend| -> Box<dyn Backend> {
+            let (backend, made) = gated(backend);
+            gate = Some(made);
+            Box::new(backend)
+        };
+        let bench = Self::with(TestOptions::default(), usize::MAX, wrap);
+        (bench, gate.expect("made"))
     }
 
     fn with(
@@ -288,14 +300,7 @@ fn a_result_too_large_for_the_broker_is_a_fault_of_the_request() {
 
 #[test]
 fn steps_that_wait_are_dropped_with_their_session() {
-    let mut gate = None;
-    let gated = |backend| -> Box<dyn Backend> {
-        let (backend, made) = gated(backend);
-        gate = Some(made);
-        Box::new(backend)
-    };
-    let mut bench = Bench::with(TestOptions::default(), usize::MAX, gated);
-    let gate = gate.expect("a gate");
+    let (mut bench, gate) = Bench::gated();
     bench.open(1, 0).expect("room");
     bench.open(2, 0).expect("room");
     bench.run(2, 0, 0, 0, &[9]);

@@ -11,8 +11,10 @@ use crate::prompts::{self, cases, of_case};
 /// Kills the worker of `stage` that holds the only session while it generates: the stream goes on
 /// with another worker as if nothing had happened. Steps may take for ever, so only the knowledge
 /// that the worker is gone can move the session.
-async fn a_session_survives_its_worker(stage: usize) -> Result<()> {
+/// With `hosted`, the coordinator hosts stage 0.
+pub(crate) async fn a_session_survives_its_worker(stage: usize, hosted: bool) -> Result<()> {
     let mut fleet = Fleet::start(2, |spec| {
+        spec.host_stage0 = hosted;
         spec.workers_per_stage = 2;
         spec.settings.push("coordinator.step_timeout_ms=3600000".to_owned());
     })
@@ -35,12 +37,12 @@ async fn a_session_survives_its_worker(stage: usize) -> Result<()> {
 
 #[tokio::test]
 async fn a_session_survives_its_first_stage() -> Result<()> {
-    a_session_survives_its_worker(0).await
+    a_session_survives_its_worker(0, false).await
 }
 
 #[tokio::test]
 async fn a_session_survives_its_last_stage() -> Result<()> {
-    a_session_survives_its_worker(1).await
+    a_session_survives_its_worker(1, false).await
 }
 
 #[tokio::test]

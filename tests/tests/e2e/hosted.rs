@@ -14,7 +14,8 @@ use stagebus_tests::fleet::{Fleet, address};
 use stagebus_tests::program::Call;
 use stagebus_tests::{shard_sets, wait};
 
-use crate::prompts::{self, cases, of_case};
+use crate::faults::a_session_survives_its_worker;
+use crate::prompts::{cases, of_case};
 
 /// What crossed the broker so far, by a tap on it: messages to the first stage, to later stages, and
 /// head rows. A message of our own is the last that is read.
@@ -78,24 +79,7 @@ async fn a_hosted_stage_gives_the_same_tokens_and_its_steps_stay_in_the_process(
 
 #[tokio::test]
 async fn a_session_on_a_hosted_stage_survives_the_worker_of_the_next_one() -> Result<()> {
-    let mut fleet = Fleet::start(2, |spec| {
-        spec.host_stage0 = true;
-        spec.workers_per_stage = 2;
-        spec.settings.push("coordinator.step_timeout_ms=3600000".to_owned());
-    })
-    .await?;
-    let mut request = prompts::endless();
-    request["max_tokens"] = json!(120);
-    let alone = fleet.ask(&request).await?;
-    let (answer, mut stream) = fleet.begin(&request, 3).await?;
-    let sessions = fleet.sessions(1).await?;
-    let busy = sessions.iter().position(|&n| n == 1).context("no worker holds the session")?;
-    let name = fleet.workers(1)[busy].name.clone();
-    fleet.processes.kill(&name).await?;
-    let answer = answer.rest(&mut stream).await?;
-    ensure!(answer.tokens == alone.tokens, "{answer:?}");
-    fleet.idle().await?;
-    fleet.end().await
+    a_session_survives_its_worker(1, true).await
 }
 
 #[tokio::test]

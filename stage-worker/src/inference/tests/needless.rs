@@ -16,14 +16,7 @@ fn answers(bench: &Bench, n: usize) -> Vec<(u64, u32, usize)> {
 
 #[test]
 fn steps_that_are_taken_back_are_answered_in_order_without_running() {
-    let mut gate = None;
-    let gated = |backend| -> Box<dyn Backend> {
-        let (backend, made) = gated(backend);
-        gate = Some(made);
-        Box::new(backend)
-    };
-    let mut bench = Bench::with(TestOptions::default(), usize::MAX, gated);
-    let gate = gate.expect("made");
+    let (mut bench, gate) = Bench::gated();
     bench.open(1, 0).expect("room");
     bench.open(2, 0).expect("room");
     bench.run(2, 0, 0, 0, &[9]);
