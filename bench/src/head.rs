@@ -195,6 +195,9 @@ impl Questions {
                 prompt: &prompt.tokens,
                 max_tokens: self.n_tokens.into(),
                 draft_tokens: Some(case.n_drafted),
+                // One step at a time in both modes: what differs is what crosses the link.
+                draft_windows: Some(1),
+                draft_alternatives: Some(0),
                 ..Ask::default()
             })
             .collect()
