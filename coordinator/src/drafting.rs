@@ -130,6 +130,7 @@ fn load(
         threads: (settings.draft_threads > 0).then_some(usize::from(settings.draft_threads)),
         max_sessions: settings.max_sessions,
         kv_bytes: Some(DRAFT_KV_BYTES),
+        same_rows: false,
         ..EngineOptions::default()
     };
     let path = Some(library.path());

@@ -96,9 +96,16 @@ fn open_paged(
         kv_precision = info.kv_precision,
         kv_bytes_per_token = info.kv_bytes_per_token,
         n_blocks = info.n_blocks,
+        least_rows = info.least_rows,
         load_ms = info.load_time.as_millis() as u64,
         "stage loaded for paged attention"
     );
+    if !info.rows_agree {
+        tracing::warn!(
+            device = options.device,
+            "the last bits of a row depend on the rows beside it: tokens may differ in near ties"
+        );
+    }
     Ok(backend)
 }
 

@@ -131,6 +131,9 @@ pub struct EngineOptions {
     /// Runs prompt rows as one-token sequences too (paged backend): a longer prefill, but then
     /// later sessions can also share blocks that decoding wrote.
     pub invariant_prefill: bool,
+    /// Keeps the bits of a row independent of the rows that run with it (paged backend). On some
+    /// processors that makes few rows cost as much as eight; a drafter can do without.
+    pub same_rows: bool,
     /// Properties for OpenVINO, as (key, value). They override the profile's.
     pub properties: Vec<(String, String)>,
     /// What the test engine does besides computing.
@@ -150,6 +153,7 @@ impl Default for EngineOptions {
             compact_at: 256,
             kv_bytes: None,
             invariant_prefill: false,
+            same_rows: true,
             properties: Vec::new(),
             test: TestOptions::default(),
         }

@@ -9,6 +9,7 @@
 
 mod blocks;
 pub(crate) mod native;
+mod runs;
 mod table;
 
 use std::collections::HashMap;
@@ -27,7 +28,8 @@ use crate::properties;
 use crate::stage::StageSpec;
 use crate::validate::{check_alone, check_step};
 use blocks::BlockPool;
-use native::{Batch, CacheLayout, Library, NativeModel};
+use native::{CacheLayout, Library, NativeModel};
+use runs::{RowBounds, RunShape, Runs};
 use table::{BlockTable, HashSalt};
 
 /// Why a paged backend cannot be made.
@@ -78,14 +80,16 @@ pub struct PagedBackend {
     model: NativeModel,
     layout: BlockLayout,
     pool: BlockPool,
-    fill: Fill,
     salt: HashSalt,
     sessions: HashMap<SessionKey, BlockTable>,
     max_sessions: usize,
     context: usize,
     invariant_prefill: bool,
     info: PagedInfo,
-    batch: Batch,
+    /// The micro-batch under way.
+    runs: Runs,
+    /// What is read of the output of several runs, one behind the other.
+    gathered: Vec<f32>,
 }
 
 /// What became of the options.
@@ -101,6 +105,11 @@ pub struct PagedInfo {
     pub block_tokens: usize,
     /// Time to read, rewrite and compile.
     pub load_time: Duration,
+    /// Rows that a run is filled up to, so that the bits of a row do not depend on the others; 1
+    /// where they never do.
+    pub least_rows: usize,
+    /// Whether they are independent at all.
+    pub rows_agree: bool,
 }
 
 impl std::fmt::Debug for PagedBackend {
@@ -169,30 +178,40 @@ impl PagedBackend {
         let context = options.context_limit(spec.context_length);
         let n_blocks = count_blocks(&layout, context, options)?;
         model.allocate(n_blocks as usize + 1)?;
-        let fill =
-            Fill { block: n_blocks, n_threads: model.n_threads()?, hidden: hidden_fill(&spec) };
+        let shape = RunShape {
+            block_tokens: layout.tokens,
+            n_threads: model.n_threads()?,
+            spare_block: n_blocks,
+            width: if spec.is_first() { 0 } else { spec.hidden_dim },
+        };
         let info = PagedInfo {
             kv_precision: layout.dtype.clone(),
             kv_bytes_per_token: (layout.bytes / layout.tokens) as u64,
             n_blocks: n_blocks as usize,
             block_tokens: layout.tokens,
-            load_time: started.elapsed(),
+            load_time: Duration::ZERO,
+            least_rows: 1,
+            rows_agree: true,
         };
         let mut backend = Self {
             pool: BlockPool::new(n_blocks),
-            fill,
             salt: HashSalt::new(&[fingerprint, &layout.dtype]),
             sessions: HashMap::new(),
             max_sessions: options.max_sessions,
             context,
             invariant_prefill: options.invariant_prefill,
-            batch: Batch::default(),
+            runs: Runs::new(shape),
+            gathered: Vec::new(),
             spec,
             model,
             layout,
             info,
         };
         backend.probe()?;
+        if options.same_rows {
+            backend.choose_bounds()?;
+        }
+        backend.info.load_time = started.elapsed();
         Ok(backend)
     }
 
@@ -202,27 +221,69 @@ impl PagedBackend {
         &self.info
     }
 
-    /// Runs token 0 in block 0, which proves that the graph fits the specification and spares the
-    /// first session the device's warm-up.
+    /// Runs a row, which proves that the graph fits the specification and spares the first session
+    /// the device's warm-up.
     fn probe(&mut self) -> Result<(), PagedError> {
-        let hidden = vec![0.0; self.spec.hidden_dim];
-        let step = StepRows {
-            session: SessionKey(0),
-            start_pos: 0,
-            path: RowPath::Decode,
-            tokens: &[0],
-            hidden: (!self.spec.is_first()).then_some(&hidden[..]),
-            wanted: &[0],
-        };
-        self.batch.clear();
-        push_rows(&mut self.batch, &step, true, &[0], self.layout.tokens);
-        self.infer()?;
-        let n_out = if self.spec.is_last() { 1 } else { self.batch.positions.len() };
+        self.run_probe(1)?;
+        let n_out = if self.spec.is_last() { 1 } else { self.runs.n_filled_rows() };
         let (expected, found) = (self.row_width(), self.model.output().len());
         if found != expected * n_out {
             return Err(PagedError::OutputWidth { expected, found: found / n_out });
         }
         Ok(())
+    }
+
+    /// Finds out whether the numbers of a row depend on how many rows run with it, and bounds the
+    /// runs if so.
+    fn choose_bounds(&mut self) -> Result<(), NativeError> {
+        if self.rows_agree(&[1, 2, 4])? {
+            return Ok(());
+        }
+        self.runs.bounds = RowBounds::NARROW;
+        if self.rows_agree(&[1, 4, RowBounds::NARROW.most])? {
+            self.info.least_rows = RowBounds::NARROW.least;
+        } else {
+            self.runs.bounds = RowBounds::ANY;
+            self.info.rows_agree = false;
+        }
+        Ok(())
+    }
+
+    /// Whether runs of so many rows give the bits of a run of [`RowBounds::NARROW`]'s least.
+    fn rows_agree(&mut self, counts: &[usize]) -> Result<bool, NativeError> {
+        let expected = self.run_probe(RowBounds::NARROW.least)?;
+        for n_rows in counts {
+            let found = self.run_probe(*n_rows)?;
+            if found.iter().zip(&expected).any(|(a, b)| a.to_bits() != b.to_bits()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Runs rows of no meaning as one-token sequences in the first blocks, which no session has
+    /// yet, and returns what comes out.
+    fn run_probe(&mut self, n_rows: usize) -> Result<Vec<f32>, NativeError> {
+        let (first, width) = (self.spec.is_first(), self.spec.hidden_dim);
+        let scattered = |idx: usize| idx.wrapping_mul(7919) % 1021;
+        let tokens: Vec<u32> =
+            (0..n_rows).map(|row| (scattered(row) % self.spec.vocab_size) as u32).collect();
+        let hidden: Vec<f32> =
+            (0..n_rows * width).map(|idx| scattered(idx) as f32 / 512.0 - 1.0).collect();
+        let wanted: Vec<u32> = (0..n_rows as u32).collect();
+        let blocks: Vec<u32> = (0..n_rows.div_ceil(self.layout.tokens) as u32).collect();
+        let step = StepRows {
+            session: SessionKey(0),
+            start_pos: 0,
+            path: RowPath::Decode,
+            tokens: &tokens,
+            hidden: (!first).then_some(&hidden[..]),
+            wanted: if self.spec.is_last() { &wanted } else { &[] },
+        };
+        self.runs.clear();
+        self.runs.push(&step, true, &blocks);
+        self.infer()?;
+        Ok(self.output().to_vec())
     }
 
     fn row_width(&self) -> usize {
@@ -251,72 +312,34 @@ impl PagedBackend {
                 .map_err(|error| StepError::Runtime(Box::new(error)))?;
         }
         let one_token = step.path == RowPath::Decode || self.invariant_prefill;
-        let first_row = self.batch.positions.len();
-        push_rows(&mut self.batch, step, one_token, &table.blocks, self.layout.tokens);
-        if !self.spec.is_last() {
-            return Ok(Placed { index, first: first_row, n_out: n_rows });
-        }
-        let first = self.batch.logit_rows.len();
-        self.batch
-            .logit_rows
-            .extend(step.wanted.iter().map(|row| (first_row as i64) + i64::from(*row)));
-        Ok(Placed { index, first, n_out: step.wanted.len() })
+        let is_last = self.spec.is_last();
+        let first = self.runs.n_out(is_last);
+        // Only the head looks at the wanted rows.
+        let wanted = if is_last { step.wanted } else { &[] };
+        self.runs.push(&StepRows { wanted, ..*step }, one_token, &table.blocks);
+        Ok(Placed { index, first, n_out: if is_last { wanted.len() } else { n_rows } })
     }
 
-    /// Runs the batch, filled up as [`Fill`] says, and returns the time.
+    /// Makes the runs of the micro-batch and returns the time. [`Self::output`] has what came out.
     fn infer(&mut self) -> Result<Duration, NativeError> {
-        self.fill.complete(&mut self.batch, self.layout.tokens);
-        if self.spec.is_last() && self.batch.logit_rows.is_empty() {
-            // The head runs on at least one row; nobody reads it.
-            self.batch.logit_rows.push(0);
-        }
+        let (is_last, width) = (self.spec.is_last(), self.row_width());
+        self.runs.fill_up(is_last);
+        self.gathered.clear();
         let started = Instant::now();
-        self.model.run(&self.batch, self.spec.hidden_dim)?;
+        for run in self.runs.used() {
+            self.model.run(&run.batch, self.spec.hidden_dim)?;
+            if self.runs.used().len() > 1 {
+                let output = self.model.output();
+                self.gathered.extend_from_slice(&output[..run.n_out(is_last) * width]);
+            }
+        }
         Ok(started.elapsed())
     }
-}
 
-/// Sequences that nobody reads, which keep every row on one path of the runtime's attention.
-///
-/// Where a batch has one-token sequences only, and fewer of them than there are threads, the CPU
-/// plugin shares out the context of a row among its threads and adds up the parts. The last bits
-/// then differ from those that the same row has in any other batch, where one thread handles a
-/// whole head.
-#[derive(Debug)]
-struct Fill {
-    /// A block that no session gets.
-    block: u32,
-    n_threads: usize,
-    /// Hidden states of [`Self::TOKENS`]; none on the first stage.
-    hidden: Option<Vec<f32>>,
-}
-
-impl Fill {
-    const TOKENS: [u32; 2] = [0; 2];
-
-    /// Adds one sequence of one token where that makes one per thread, else one of two tokens.
-    fn complete(&self, batch: &mut Batch, block_tokens: usize) {
-        let n_sequences = batch.n_sequences();
-        let all_one_token = batch.positions.len() == n_sequences;
-        if !all_one_token || n_sequences >= self.n_threads {
-            return;
-        }
-        let n_rows = if n_sequences + 1 == self.n_threads { 1 } else { 2 };
-        let width = self.hidden.as_ref().map_or(0, |hidden| hidden.len() / Self::TOKENS.len());
-        let step = StepRows {
-            session: SessionKey(0),
-            start_pos: 0,
-            path: RowPath::Prefill,
-            tokens: &Self::TOKENS[..n_rows],
-            hidden: self.hidden.as_ref().map(|hidden| &hidden[..n_rows * width]),
-            wanted: &[],
-        };
-        push_rows(batch, &step, false, &[self.block], block_tokens);
+    /// Rows that came out, those of all runs; behind the rows of a single run may be others.
+    fn output(&self) -> &[f32] {
+        if self.runs.used().len() > 1 { &self.gathered } else { self.model.output() }
     }
-}
-
-fn hidden_fill(spec: &StageSpec) -> Option<Vec<f32>> {
-    (!spec.is_first()).then(|| vec![0.0; spec.hidden_dim * Fill::TOKENS.len()])
 }
 
 /// Sessions of a micro-batch: throughput still grows up to here on the CPU, and a row more costs
@@ -353,32 +376,6 @@ fn available_memory() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     system.available_memory()
-}
-
-fn push_rows(
-    batch: &mut Batch,
-    step: &StepRows<'_>,
-    one_token: bool,
-    blocks: &[u32],
-    block_tokens: usize,
-) {
-    let n_rows = step.tokens.len();
-    match step.hidden {
-        Some(hidden) => batch.hidden.extend_from_slice(hidden),
-        None => batch.token_ids.extend(step.tokens.iter().map(|token| i64::from(*token))),
-    }
-    batch.positions.extend((step.start_pos..step.start_pos + n_rows).map(|pos| pos as i64));
-    let rows_per_sequence = if one_token { 1 } else { n_rows };
-    for past_len in (step.start_pos..step.start_pos + n_rows).step_by(rows_per_sequence) {
-        let end = past_len + rows_per_sequence;
-        batch.past_lens.push(past_len as i32);
-        let begin = batch.sequence_begins.last().copied().unwrap_or(0);
-        batch.sequence_begins.push(begin + rows_per_sequence as i32);
-        let held = &blocks[..end.div_ceil(block_tokens)];
-        batch.block_indices.extend(held.iter().map(|id| *id as i32));
-        batch.block_begins.push(batch.block_indices.len() as i32);
-        batch.max_context_len = batch.max_context_len.max(end as i32);
-    }
 }
 
 impl Backend for PagedBackend {
@@ -418,7 +415,7 @@ impl Backend for PagedBackend {
     }
 
     fn run(&mut self, steps: &[StepRows<'_>], done: &mut dyn FnMut(StepDone<'_>)) {
-        self.batch.clear();
+        self.runs.clear();
         let mut placed = Vec::with_capacity(steps.len());
         for index in 0..steps.len() {
             match self.place(steps, index) {
@@ -431,7 +428,7 @@ impl Backend for PagedBackend {
         if placed.is_empty() {
             return;
         }
-        let n_rows = self.batch.positions.len();
+        let n_rows = self.runs.n_rows();
         let infer_time = match self.infer() {
             Ok(time) => time,
             Err(error) => {
@@ -451,7 +448,7 @@ impl Backend for PagedBackend {
             }
         }
         let (width, is_last) = (self.row_width(), self.spec.is_last());
-        let output = self.model.output();
+        let output = self.output();
         for Placed { index, first, n_out } in placed {
             let rows = &output[first * width..(first + n_out) * width];
             let output =
