@@ -5,6 +5,7 @@
 //! Beside that, what a rewind costs the stateful engine ([`crate::rewind_once`]).
 //! [`verdict`] makes the claims.
 
+pub mod gains;
 pub mod report;
 pub mod sweep;
 pub mod verdict;

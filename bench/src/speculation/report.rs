@@ -3,6 +3,7 @@
 use serde::{Serialize, Serializer};
 use stagebus_shards::WeightMode;
 
+use super::gains::gains;
 use super::sweep::{Drawn, Long, Point};
 use super::verdict::{acceptance, best_fixed, categories, drafters, lengths, rate, speed_up};
 use super::{Context, Drafter};
@@ -86,6 +87,7 @@ impl Serialize for SpeculationReport {
         map.serialize_entry("set_up", &self.set_up)?;
         map.serialize_entry("absent", &self.absent)?;
         map.serialize_entry("sweep", &self.sweep)?;
+        map.serialize_entry("gains", &gains(&self.sweep))?;
         map.serialize_entry("drawn", &self.drawn)?;
         map.serialize_entry("long", &self.long)?;
         map.serialize_entry("rewinds", &self.rewinds)?;

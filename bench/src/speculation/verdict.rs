@@ -242,6 +242,7 @@ fn identity_claim(points: &[Point], drawn: &[Drawn], long: &[Long]) -> Claim {
 mod tests {
     use super::*;
     use crate::harness::stats::Summary;
+    use crate::speculation::gains::gains;
 
     fn point(k: Option<u32>, prompt: usize, tok_s: f64, accepted: u32) -> Point {
         Point {
@@ -285,6 +286,20 @@ mod tests {
         assert_eq!((value(&claim), claim.holds), (0.9, Some(false)));
         // No one length serves both: drafting gains as much here as it loses there.
         assert!(claim.how.contains("best for all, "), "{}", claim.how);
+    }
+
+    #[test]
+    fn gains_are_rates_over_none() {
+        let gains = gains(&points());
+        let of = |k, category| {
+            let found = gains.iter().find(|gain| (gain.k, gain.category) == (k, category));
+            let gain = found.expect("measured");
+            (gain.speed_up.expect("a rate"), gain.acceptance.expect("drafted"))
+        };
+        assert_eq!(of(Some(5), "code"), (2.0, 0.8));
+        assert_eq!(of(Some(5), "all"), (1.0, 0.45));
+        assert_eq!(of(None, "chat"), (0.9, 0.1));
+        assert_eq!(gains.len(), 6, "none for drafting nothing");
     }
 
     #[test]
