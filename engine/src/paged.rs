@@ -207,10 +207,7 @@ impl PagedBackend {
             layout,
             info,
         };
-        backend.probe()?;
-        if options.same_rows {
-            backend.choose_bounds()?;
-        }
+        backend.probe(options.same_rows)?;
         backend.info.load_time = started.elapsed();
         Ok(backend)
     }
@@ -221,44 +218,31 @@ impl PagedBackend {
         &self.info
     }
 
-    /// Runs a row, which proves that the graph fits the specification and spares the first session
-    /// the device's warm-up.
-    fn probe(&mut self) -> Result<(), PagedError> {
-        self.run_probe(1)?;
-        let n_out = if self.spec.is_last() { 1 } else { self.runs.n_filled_rows() };
+    /// Runs rows, which proves that the graph fits the specification and spares the first session
+    /// the device's warm-up, and bounds the runs if the numbers of a row depend on how many rows
+    /// run with it. Of two paths of the layers or of the head, a row alone always has its own.
+    fn probe(&mut self, same_rows: bool) -> Result<(), PagedError> {
+        let alone = self.run_probe(1)?;
         let (expected, found) = (self.row_width(), self.model.output().len());
-        if found != expected * n_out {
-            return Err(PagedError::OutputWidth { expected, found: found / n_out });
+        if found != expected {
+            return Err(PagedError::OutputWidth { expected, found });
         }
-        Ok(())
-    }
-
-    /// Finds out whether the numbers of a row depend on how many rows run with it, and bounds the
-    /// runs if so.
-    fn choose_bounds(&mut self) -> Result<(), NativeError> {
-        if self.rows_agree(&[1, 2, 4])? {
+        if !same_rows || bits(&self.run_probe(RowBounds::NARROW.least)?[..expected]) == bits(&alone)
+        {
             return Ok(());
         }
         self.runs.bounds = RowBounds::NARROW;
-        if self.rows_agree(&[1, 4, RowBounds::NARROW.most])? {
-            self.info.least_rows = RowBounds::NARROW.least;
-        } else {
-            self.runs.bounds = RowBounds::ANY;
-            self.info.rows_agree = false;
-        }
-        Ok(())
-    }
-
-    /// Whether runs of so many rows give the bits of a run of [`RowBounds::NARROW`]'s least.
-    fn rows_agree(&mut self, counts: &[usize]) -> Result<bool, NativeError> {
-        let expected = self.run_probe(RowBounds::NARROW.least)?;
-        for n_rows in counts {
-            let found = self.run_probe(*n_rows)?;
-            if found.iter().zip(&expected).any(|(a, b)| a.to_bits() != b.to_bits()) {
-                return Ok(false);
+        let among = bits(&self.run_probe(RowBounds::NARROW.least)?);
+        for n_rows in [1, 4, RowBounds::NARROW.most] {
+            let found = bits(&self.run_probe(n_rows)?);
+            if found.iter().zip(&among).any(|(a, b)| a != b) {
+                self.runs.bounds = RowBounds::ANY;
+                self.info.rows_agree = false;
+                return Ok(());
             }
         }
-        Ok(true)
+        self.info.least_rows = RowBounds::NARROW.least;
+        Ok(())
     }
 
     /// Runs rows of no meaning as one-token sequences in the first blocks, which no session has
@@ -282,8 +266,12 @@ impl PagedBackend {
         };
         self.runs.clear();
         self.runs.push(&step, true, &blocks);
+        // A row without rows before it has no context that threads could share out.
+        if n_rows > 1 || self.runs.bounds != RowBounds::ANY {
+            self.runs.fill_up(self.spec.is_last());
+        }
         self.infer()?;
-        Ok(self.output().to_vec())
+        Ok(self.output()[..n_rows * self.row_width()].to_vec())
     }
 
     fn row_width(&self) -> usize {
@@ -320,10 +308,9 @@ impl PagedBackend {
         Ok(Placed { index, first, n_out: if is_last { wanted.len() } else { n_rows } })
     }
 
-    /// Makes the runs of the micro-batch and returns the time. [`Self::output`] has what came out.
+    /// Makes the runs, which are filled up, and returns the time. [`Self::output`] has what came out.
     fn infer(&mut self) -> Result<Duration, NativeError> {
         let (is_last, width) = (self.spec.is_last(), self.row_width());
-        self.runs.fill_up(is_last);
         self.gathered.clear();
         let started = Instant::now();
         for run in self.runs.used() {
@@ -340,6 +327,10 @@ impl PagedBackend {
     fn output(&self) -> &[f32] {
         if self.runs.used().len() > 1 { &self.gathered } else { self.model.output() }
     }
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
 }
 
 /// Sessions of a micro-batch: throughput still grows up to here on the CPU, and a row more costs
@@ -429,6 +420,7 @@ impl Backend for PagedBackend {
             return;
         }
         let n_rows = self.runs.n_rows();
+        self.runs.fill_up(self.spec.is_last());
         let infer_time = match self.infer() {
             Ok(time) => time,
             Err(error) => {

@@ -112,11 +112,6 @@ impl Runs {
         self.used().iter().map(|run| run.n_out(is_last)).sum()
     }
 
-    /// Rows of the first run, those that nobody reads included.
-    pub(super) fn n_filled_rows(&self) -> usize {
-        self.used().first().map_or(0, |run| run.batch.positions.len())
-    }
-
     /// Adds the rows of a step, as one-token sequences or as one sequence, which is cut where a
     /// run is full. `blocks` are those of the session.
     pub(super) fn push(&mut self, step: &StepRows<'_>, one_token: bool, blocks: &[u32]) {

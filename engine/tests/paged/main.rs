@@ -85,6 +85,45 @@ fn a_row_alone_has_the_bits_of_a_row_among_others() {
 }
 
 #[test]
+fn a_row_has_the_same_bits_in_runs_of_any_size() {
+    // The kernels of a processor may sum differently for few and for many rows, and the head has
+    // a number of rows of its own.
+    let (text, key) = (prompt(240), SessionKey(1));
+    for threads in [1, 2] {
+        let mut chain = Chain::open(&Model::exact(2), EngineKind::Paged, FAST, |options| {
+            options.threads = Some(threads);
+        });
+        chain.prefill(key, &text[..100], 64);
+        let rows = |chain: &mut Chain, n: usize, n_wanted: usize| {
+            let wanted: Vec<u32> = (0..n_wanted as u32).collect();
+            chain.bits(key, 100, &text[100..100 + n], &wanted)
+        };
+        let (hidden, logits) = rows(&mut chain, 120, 120);
+        let (hidden_width, logits_width) = (hidden.len() / 120, logits.len() / 120);
+        for (n, n_wanted) in [
+            (1, 1),
+            (2, 1),
+            (3, 3),
+            (6, 5),
+            (7, 7),
+            (8, 1),
+            (9, 8),
+            (33, 16),
+            (64, 64),
+            (65, 2),
+            (110, 100),
+        ] {
+            let found = rows(&mut chain, n, n_wanted);
+            assert!(
+                found.0[..] == hidden[..n * hidden_width]
+                    && found.1[..] == logits[..n_wanted * logits_width],
+                "{n} rows, {n_wanted} of them wanted, {threads} threads"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_cached_prefix_changes_no_token() {
     let mut chain = paged(&Model::exact(2), FAST);
     let text = prompt(200);

@@ -163,6 +163,27 @@ impl Chain {
         chosen
     }
 
+    /// Runs generated rows through both stages of a model of two; returns the bits of what each
+    /// gives.
+    pub(crate) fn bits(
+        &mut self,
+        key: SessionKey,
+        start_pos: usize,
+        tokens: &[u32],
+        wanted: &[u32],
+    ) -> (Vec<u32>, Vec<u32>) {
+        let step = row(key, start_pos, RowPath::Decode, tokens);
+        let hidden = hidden(self.backend(0), &[step]).remove(0);
+        let numbers: Vec<f32> = hidden.iter().map(|bits| f32::from_bits(*bits)).collect();
+        let mut logits = Vec::new();
+        let step = StepRows { hidden: Some(&numbers), wanted, ..step };
+        self.backend(1).run(&[step], &mut |done| match done.output.unwrap() {
+            StageOutput::Logits(rows) => logits = rows.iter().map(|x| x.to_bits()).collect(),
+            StageOutput::Hidden(_) => panic!("not the last stage"),
+        });
+        (hidden, logits)
+    }
+
     /// Runs one step of one session.
     pub(crate) fn step(
         &mut self,
