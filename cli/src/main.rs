@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         let work = command::run(cli, stop.clone());
         // Later signals change nothing: every wait after the first has a bound.
         let result = runtime
-            .block_on(process::with_signals(work, || stop.cancel()))
+            .block_on(process::with_signals(work, |_| stop.cancel()))
             .context("cannot watch for signals")
             .unwrap_or_else(Err);
         // A shard that is still loading cannot be called off; the process does not wait for it.

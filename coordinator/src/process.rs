@@ -82,7 +82,7 @@ pub async fn serve_until_signalled(args: CoordinatorArgs) -> Result<(), Coordina
     let shutdown = CancellationToken::new();
     // Later signals change nothing: every wait after the first has a bound.
     let config = prepare(args, &shutdown)?;
-    process::with_signals(Box::pin(serve(config, shutdown.clone())), || shutdown.cancel())
+    process::with_signals(Box::pin(serve(config, shutdown.clone())), |_| shutdown.cancel())
         .await
         .map_err(CoordinatorError::Signals)?
 }

@@ -32,21 +32,30 @@ pub fn watch_parent(gone: CancellationToken) -> io::Result<()> {
     std::thread::Builder::new().name("parent-watch".to_owned()).spawn(read_to_end).map(drop)
 }
 
+/// A wish of user or system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// Ctrl-C.
+    Interrupt,
+    /// The termination signal on Unix, Ctrl-Break and a closed console on Windows.
+    Terminate,
+}
+
 /// Runs `work` to its end and calls `on_signal` at each wish of user or system that the process
-/// ends: Ctrl-C, the termination signal on Unix, Ctrl-Break and a closed console on Windows.
+/// ends, or that what it does ends.
 ///
 /// # Errors
 /// The system does not pass signals on.
 pub async fn with_signals<T>(
     work: impl Future<Output = T>,
-    mut on_signal: impl FnMut(),
+    mut on_signal: impl FnMut(Signal),
 ) -> io::Result<T> {
     let mut signals = Signals::watch()?;
     tokio::pin!(work);
     loop {
         tokio::select! {
             outcome = &mut work => return Ok(outcome),
-            () = signals.next() => on_signal(),
+            signal = signals.next() => on_signal(signal),
         }
     }
 }
@@ -67,10 +76,10 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) {
+    async fn next(&mut self) -> Signal {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => Signal::Interrupt,
+            _ = self.terminate.recv() => Signal::Terminate,
         }
     }
 }
@@ -90,11 +99,11 @@ impl Signals {
         Ok(Self { interrupt: ctrl_c()?, brk: ctrl_break()?, close: ctrl_close()? })
     }
 
-    async fn next(&mut self) {
+    async fn next(&mut self) -> Signal {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.brk.recv() => {}
-            _ = self.close.recv() => {}
+            _ = self.interrupt.recv() => Signal::Interrupt,
+            _ = self.brk.recv() => Signal::Terminate,
+            _ = self.close.recv() => Signal::Terminate,
         }
     }
 }
@@ -106,7 +115,7 @@ mod tests {
     #[tokio::test]
     async fn work_that_ends_by_itself_meets_no_signal() {
         let mut n_signals = 0;
-        let done = with_signals(async { 7 }, || n_signals += 1).await.expect("signals");
+        let done = with_signals(async { 7 }, |_| n_signals += 1).await.expect("signals");
         assert_eq!((done, n_signals), (7, 0));
     }
 
@@ -120,7 +129,13 @@ mod tests {
             assert!(kill.expect("kill").success());
             stop.cancelled().await;
         };
-        with_signals(work, || stop.cancel()).await.expect("signals");
-        assert!(stop.is_cancelled());
+        let mut heard = Vec::new();
+        with_signals(work, |signal| {
+            heard.push(signal);
+            stop.cancel();
+        })
+        .await
+        .expect("signals");
+        assert_eq!(heard, [Signal::Terminate]);
     }
 }

@@ -32,7 +32,7 @@ impl Shutdown {
     /// # Errors
     /// The system refuses to pass signals on.
     pub async fn with_signals<T>(&self, work: impl Future<Output = T>) -> std::io::Result<T> {
-        let on_signal = || {
+        let on_signal = |_| {
             if self.drain.is_cancelled() {
                 self.stop.cancel();
             }
