@@ -7,6 +7,7 @@ use stagebus_worker::WorkerArgs;
 use tokio_util::sync::CancellationToken;
 
 use crate::ask::{self, AskArgs};
+use crate::chat::{self, ChatArgs};
 use crate::check::{self, CheckArgs};
 use crate::coordinator;
 use crate::drain::{self, DrainArgs};
@@ -81,6 +82,8 @@ pub enum Command {
     Up(Box<UpArgs>),
     /// Ask a running fleet, or one started for the question
     Ask(Box<AskArgs>),
+    /// Talk to a running fleet, or one started for the conversation, turn by turn
+    Chat(Box<ChatArgs>),
     /// Put a prompt into the durable queue of a fleet
     Submit(Box<SubmitArgs>),
     /// Read the answer of a job
@@ -113,6 +116,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
         Command::Coordinator(args) => Box::pin(coordinator::run(args, stop)).await,
         Command::Up(args) => up::run(*args, cli.quiet, stop).await,
         Command::Ask(args) => ask::run(*args, cli.quiet, stop).await,
+        Command::Chat(args) => chat::run(*args, cli.quiet).await,
         Command::Submit(args) => submit::run(*args, cli.quiet, stop).await,
         Command::Results(args) => results::run(args, cli.quiet, stop).await,
         Command::Cancel(args) => cancel::run(args).await,

@@ -1,6 +1,7 @@
 //! The command line of Stagebus: one module per command, the program itself is thin.
 
 pub mod ask;
+pub mod chat;
 pub mod check;
 pub mod client;
 pub mod command;

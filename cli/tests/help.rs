@@ -48,7 +48,10 @@ fn the_examples_in_the_help_can_be_parsed() {
             if !(before.is_empty() || before.ends_with("| ")) {
                 continue;
             }
-            let words = ["stagebus".to_owned()].into_iter().chain(shell_words(line));
+            // What follows belongs to the shell.
+            let is_ours = |word: &String| !["|", "<", ">", ">>"].contains(&word.as_str());
+            let words = shell_words(line).into_iter().take_while(is_ours);
+            let words = ["stagebus".to_owned()].into_iter().chain(words);
             let parsed = Cli::try_parse_from(words);
             assert!(parsed.is_ok(), "{name}: `stagebus {line}`: {}", parsed.unwrap_err());
             n_examples += 1;

@@ -16,5 +16,6 @@ pub mod keys;
 pub mod program;
 pub mod setup;
 pub mod shard_sets;
+pub mod terminal;
 pub mod turn;
 pub mod wait;

@@ -1,12 +1,13 @@
 //! Running `stagebus` as a user does, to its end or in the background.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use stagebus_settings::environment;
+use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
 
 use crate::setup;
@@ -22,6 +23,7 @@ const PANIC_EXIT: i32 = 101;
 pub struct Call {
     args: Vec<OsString>,
     env: Vec<(&'static str, OsString)>,
+    input: Option<String>,
     patience: Duration,
 }
 
@@ -39,6 +41,7 @@ impl Call {
         Self {
             args: args.into_iter().map(Into::into).collect(),
             env: Vec::new(),
+            input: None,
             patience: PATIENCE,
         }
     }
@@ -71,14 +74,34 @@ impl Call {
         self
     }
 
+    /// Gives it a standard input of this text; it has none otherwise.
+    #[must_use]
+    pub fn input(mut self, text: impl Into<String>) -> Self {
+        self.input = Some(text.into());
+        self
+    }
+
     /// Runs it to its end.
     ///
     /// # Errors
     /// It does not start, or does not end in time (it is killed then).
-    pub async fn run(self) -> Result<Ended> {
-        let (call, patience) = (self.shown(), self.patience);
+    pub async fn run(mut self) -> Result<Ended> {
+        let (call, patience, input) = (self.shown(), self.patience, self.input.take());
         let mut command = self.command()?;
-        let output = tokio::time::timeout(patience, command.output())
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        if input.is_some() {
+            command.stdin(Stdio::piped());
+        }
+        let mut child = command.spawn().with_context(|| format!("cannot run `{call}`"))?;
+        let stdin = child.stdin.take();
+        let feed = async {
+            if let (Some(mut stdin), Some(input)) = (stdin, input) {
+                // One that has read enough closes its end.
+                drop(stdin.write_all(input.as_bytes()).await);
+            }
+        };
+        let run = async { tokio::join!(feed, child.wait_with_output()).1 };
+        let output = tokio::time::timeout(patience, run)
             .await
             .with_context(|| format!("`{call}` did not end within {patience:?}"))?
             .with_context(|| format!("cannot run `{call}`"))?;
@@ -90,12 +113,51 @@ impl Call {
     /// # Errors
     /// It does not start.
     pub fn start(self) -> Result<Child> {
+        self.start_with(Stdio::null())
+    }
+
+    /// The same with a standard input.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_with(self, input: impl Into<Stdio>) -> Result<Child> {
         let call = self.shown();
         self.command()?
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot run `{call}`"))
+    }
+
+    /// Starts it on a terminal of its own, whose keys are the child's standard input and whose screen
+    /// is its standard output; killed when dropped. The program `script` makes the terminal.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_on_terminal(self) -> Result<Child> {
+        let call = self.shown();
+        let inner = self.command()?;
+        let inner = inner.as_std();
+        let words = std::iter::once(inner.get_program()).chain(inner.get_args());
+        let quoted = |word: &OsStr| format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"));
+        let line: Vec<String> = words.map(quoted).collect();
+        let mut script = Command::new("script");
+        script.args(["--quiet", "--return", "--command", &line.join(" "), "/dev/null"]);
+        for (name, value) in inner.get_envs() {
+            match value {
+                Some(value) => script.env(name, value),
+                None => script.env_remove(name),
+            };
+        }
+        script
+            .env("TERM", "xterm")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot run `{call}` in `script`"))
     }
 
     fn shown(&self) -> String {
@@ -119,6 +181,17 @@ impl Call {
         command.args(self.args).envs(self.env).stdin(Stdio::null()).kill_on_drop(true);
         Ok(command)
     }
+}
+
+/// Sends a running child the signal of this name, such as `INT`.
+///
+/// # Errors
+/// It has ended already, or the system refuses.
+pub async fn signal(name: &str, process: &Child) -> Result<()> {
+    let pid = process.id().context("it has ended already")?;
+    let status = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().await?;
+    ensure!(status.success(), "kill -{name} {pid}");
+    Ok(())
 }
 
 impl Ended {

@@ -9,8 +9,7 @@ use stagebus_schemas::subjects::Subjects;
 use tokio_util::sync::CancellationToken;
 
 use super::{Place, Shown, model, show};
-use crate::ask::PromptArgs;
-use crate::ask::sampling::SamplingArgs;
+use crate::ask::prompt::{AnswerArgs, PromptArgs};
 use crate::client::ClientArgs;
 use crate::console;
 use crate::exit::Outcome;
@@ -31,7 +30,7 @@ pub struct SubmitArgs {
     prompt: PromptArgs,
 
     #[command(flatten)]
-    sampling: SamplingArgs,
+    answer: AnswerArgs,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -75,7 +74,7 @@ pub async fn run(
     quiet: bool,
     stop: CancellationToken,
 ) -> anyhow::Result<Outcome> {
-    let request = args.sampling.with(args.prompt.request()?);
+    let request = args.prompt.request(&args.answer)?;
     let request_id = args.id.or(request.request_id.clone());
     let request = PromptRequest { request_id, ..request };
     let bus = args.client.connect("stagebus-submit").await?;

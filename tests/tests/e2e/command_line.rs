@@ -83,6 +83,7 @@ mod processes {
     use std::fs;
 
     use anyhow::Context;
+    use stagebus_tests::program::signal;
     use stagebus_tests::wait;
     use tokio::io::{AsyncBufReadExt, BufReader};
     use tokio::process::{Child, Command};
@@ -126,14 +127,6 @@ mod processes {
                 .then_some(()))
         })
         .await
-    }
-
-    async fn signal(name: &str, process: &Child) -> Result<()> {
-        let pid = process.id().context("it has ended already")?;
-        let status =
-            Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().await?;
-        ensure!(status.success(), "kill -{name} {pid}");
-        Ok(())
     }
 
     /// Starts `stagebus up` and waits until it is ready.

@@ -4,6 +4,7 @@ mod bad_files;
 mod bad_requests;
 mod bad_setup;
 mod bulk;
+mod chat;
 mod command_line;
 mod crowds;
 mod faults;
