@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ask::{self, AskArgs};
 use crate::chat::{self, ChatArgs};
 use crate::check::{self, CheckArgs};
+use crate::completions::{self, CompletionsArgs};
 use crate::coordinator;
 use crate::drain::{self, DrainArgs};
 use crate::exit::Outcome;
@@ -16,6 +17,7 @@ use crate::jobs::cancel::{self, CancelArgs};
 use crate::jobs::results::{self, ResultsArgs};
 use crate::jobs::submit::{self, SubmitArgs};
 use crate::keys::{self, KeysArgs};
+use crate::man::{self, ManArgs};
 use crate::shard::{self, ShardArgs};
 use crate::status::{self, StatusArgs};
 use crate::up::{self, UpArgs};
@@ -100,6 +102,10 @@ pub enum Command {
     Check(Box<CheckArgs>),
     /// Measure, and compare with the claims
     Bench(Box<BenchArgs>),
+    /// Print what makes a shell complete the commands and options of this program
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write one for every command
+    Man(ManArgs),
 }
 
 /// Runs a command; `stop` is cancelled when the user wants the program to end.
@@ -128,5 +134,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
             stagebus_bench::run(*args, cli.quiet, stop).await?;
             Ok(Outcome::Good)
         }
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     }
 }
