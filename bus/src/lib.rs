@@ -18,6 +18,7 @@
 //! [`JobStore`] and a [`Results`] have one more each, also made by the client, which ends with them.
 
 mod address;
+mod broker;
 mod bulk;
 mod connection;
 mod credentials;

@@ -38,9 +38,14 @@ impl ClientArgs {
         Ok(Bus::connect(options).await?)
     }
 
-    fn broker_settings(&self) -> anyhow::Result<BrokerSettings> {
+    /// The settings that the client's own flags make.
+    pub(crate) fn overrides(&self) -> Overrides {
         let mut overrides = Overrides::default();
         overrides.set_some("broker.url", self.broker.as_ref(), "--broker");
-        Ok(self.process.load::<NoTable>("fleet", &overrides)?.broker)
+        overrides
+    }
+
+    fn broker_settings(&self) -> anyhow::Result<BrokerSettings> {
+        Ok(self.process.load::<NoTable>("fleet", &self.overrides())?.broker)
     }
 }

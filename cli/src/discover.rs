@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, Violation};
+use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, Subscription, Violation};
 use stagebus_schemas::ids::ModelName;
 use stagebus_schemas::subjects::{ANY_FLEET, Subject, Subjects};
 use tokio::time::Instant;
@@ -33,40 +33,77 @@ pub async fn listen(
     enough: impl Fn(&FleetView) -> bool,
 ) -> anyhow::Result<FleetView> {
     let deadline = Instant::now() + window;
-    let mut view = FleetView::default();
-    let mut asked: Vec<Subjects> = Vec::new();
-    let mut events = bus.events();
-    let mut announcements = match model {
-        Some(model) => {
-            let subjects = Subjects::new(model);
-            let announcements = bus.subscribe(&subjects.fleet_all()).await?;
-            ask(bus, &subjects).await?;
-            asked.push(subjects);
-            announcements
-        }
-        None => bus.subscribe(ANY_FLEET).await?,
-    };
-    while !enough(&view) {
-        let heard = tokio::select! {
-            heard = tokio::time::timeout_at(deadline, announcements.next()) => heard,
-            refused = refusal(&mut events) => return Err(explain(refused, model)),
-        };
-        let Ok(heard) = heard else { break };
-        let heard = heard.context("the connection to the broker was closed")?;
-        let Some(subjects) = take_in(&mut view, &heard) else { continue };
-        if !asked.contains(&subjects) {
-            ask(bus, &subjects).await?;
-            asked.push(subjects);
+    let mut listener = Listener::start(bus, model).await?;
+    while !enough(&listener.view) {
+        match tokio::time::timeout_at(deadline, listener.hear()).await {
+            Ok(heard) => heard?,
+            Err(_) => break,
         }
     }
-    Ok(view)
+    Ok(listener.view)
 }
 
-/// Waits until the broker forbids something.
+/// Hears the announcements of a fleet, and asks for them.
+#[derive(Debug)]
+pub struct Listener<'a> {
+    /// What was heard so far.
+    pub view: FleetView,
+    bus: &'a Bus,
+    model: Option<&'a ModelName>,
+    announcements: Subscription,
+    events: BusEvents,
+    asked: Vec<Subjects>,
+}
+
+impl<'a> Listener<'a> {
+    /// Starts to listen; with a model's name everybody of it is asked at once.
+    ///
+    /// # Errors
+    /// A broker that refuses the subscription or the question at once.
+    pub async fn start(bus: &'a Bus, model: Option<&'a ModelName>) -> anyhow::Result<Self> {
+        let events = bus.events();
+        let (view, asked) = (FleetView::default(), Vec::new());
+        let Some(named) = model else {
+            let announcements = bus.subscribe(ANY_FLEET).await?;
+            return Ok(Self { view, bus, model, announcements, events, asked });
+        };
+        let subjects = Subjects::new(named);
+        let announcements = bus.subscribe(&subjects.fleet_all()).await?;
+        ask(bus, &subjects).await?;
+        Ok(Self { view, bus, model, announcements, events, asked: vec![subjects] })
+    }
+
+    /// Takes in the next announcement.
+    ///
+    /// # Errors
+    /// A closed connection, or permissions that forbid to hear or to ask.
+    ///
+    /// # Cancel safety
+    /// No announcement is lost when the future is dropped; a question may be.
+    pub async fn hear(&mut self) -> anyhow::Result<()> {
+        let heard = tokio::select! {
+            heard = self.announcements.next() => heard,
+            refused = refusal(&mut self.events) => return Err(explain(refused, self.model)),
+        };
+        let heard = heard.context("the connection to the broker was closed")?;
+        let Some(subjects) = take_in(&mut self.view, &heard) else { return Ok(()) };
+        if !self.asked.contains(&subjects) {
+            ask(self.bus, &subjects).await?;
+            self.asked.push(subjects);
+        }
+        Ok(())
+    }
+}
+
+/// Waits until the broker forbids what listening needs. Questions to the broker itself do not count.
 async fn refusal(events: &mut BusEvents) -> Violation {
     loop {
         match events.next().await {
-            Some(BusEvent::PermissionViolation(violation)) => return violation,
+            Some(BusEvent::PermissionViolation(violation))
+                if !violation.subject.starts_with('$') =>
+            {
+                return violation;
+            }
             Some(_) => {}
             None => std::future::pending().await,
         }
@@ -89,14 +126,14 @@ async fn ask(bus: &Bus, subjects: &Subjects) -> anyhow::Result<()> {
 
 /// Adds an announcement to the view; returns the subjects of its model.
 fn take_in(view: &mut FleetView, heard: &Delivery) -> Option<Subjects> {
-    let subject = heard.subject();
+    let (subject, now) = (heard.subject(), std::time::Instant::now());
     let Ok(subjects) = Subjects::of(subject) else {
         warn!(subject, "announcement on a subject that is none of ours");
         return None;
     };
     let taken = match subjects.parse(subject) {
-        Ok(Subject::Worker(..)) => heard.decode().map(|worker| view.hear_worker(worker)),
-        Ok(Subject::Coordinator(_)) => heard.decode().map(|c| view.hear_coordinator(c)),
+        Ok(Subject::Worker(..)) => heard.decode().map(|worker| view.hear_worker(worker, now)),
+        Ok(Subject::Coordinator(_)) => heard.decode().map(|c| view.hear_coordinator(c, now)),
         Ok(_) | Err(_) => {
             warn!(subject, "announcement on a subject that is none of ours");
             return None;
@@ -104,6 +141,7 @@ fn take_in(view: &mut FleetView, heard: &Delivery) -> Option<Subjects> {
     };
     if let Err(error) = taken {
         warn!(subject, error = %error, "announcement cannot be read");
+        view.hear_stranger(subject, &error);
         return None;
     }
     Some(subjects)

@@ -13,7 +13,7 @@ use crate::client::ClientArgs;
 use crate::console;
 use crate::discover;
 use crate::exit::Outcome;
-use view::ModelView;
+use view::{ModelView, Stranger};
 
 /// Pause between two looks of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,6 +50,9 @@ pub struct StatusArgs {
 struct StatusReport {
     served: bool,
     models: Vec<ModelView>,
+    /// Those whose announcements cannot be read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    strangers: Vec<Stranger>,
 }
 
 /// Runs the command until the view is complete, or with `--watch` until `stop`.
@@ -79,17 +82,22 @@ pub async fn run(args: StatusArgs, stop: CancellationToken) -> anyhow::Result<Ou
 
 async fn look(bus: &Bus, model: Option<&ModelName>) -> anyhow::Result<StatusReport> {
     let window = if model.is_some() { discover::ANSWER } else { discover::LISTEN };
-    let models = discover::listen(bus, model, window, |_| false).await?.models();
+    let view = discover::listen(bus, model, window, |_| false).await?;
+    let (models, strangers) = (view.models(), view.strangers().cloned().collect());
     let served = !models.is_empty() && models.iter().all(|model| model.served);
-    Ok(StatusReport { served, models })
+    Ok(StatusReport { served, models, strangers })
 }
 
 fn describe(report: &StatusReport, broker: &str) -> String {
-    if report.models.is_empty() {
+    let mut parts: Vec<String> = report.models.iter().map(ModelView::describe).collect();
+    let stranger = |stranger: &Stranger| {
+        format!("! the announcement on {} cannot be read: {}\n", stranger.subject, stranger.error)
+    };
+    parts.extend(report.strangers.iter().map(stranger));
+    if parts.is_empty() {
         return format!("nobody announces itself on the broker at {broker}\n");
     }
-    let models: Vec<String> = report.models.iter().map(ModelView::describe).collect();
-    models.join("\n")
+    parts.join("\n")
 }
 
 #[cfg(test)]
@@ -98,7 +106,7 @@ mod tests {
 
     #[test]
     fn an_empty_fleet_is_described_and_not_served() {
-        let report = StatusReport { served: false, models: Vec::new() };
+        let report = StatusReport { served: false, models: Vec::new(), strangers: Vec::new() };
         assert!(describe(&report, "nats://127.0.0.1:1").contains("nats://127.0.0.1:1"));
     }
 }

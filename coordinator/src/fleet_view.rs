@@ -15,13 +15,6 @@ use crate::prefixes::Matches;
 /// Missed announcements after which a worker counts as dead.
 const MISSED_ANNOUNCEMENTS: u32 = 3;
 
-/// Shortest time after which a micro-batch counts as stuck, however short it should be: far above
-/// what a busy machine adds, and with one more interval of announcements still below two seconds.
-const STUCK_AFTER: Duration = Duration::from_millis(1000);
-
-/// How many times longer than expected a micro-batch may take before it counts as stuck.
-const STUCK_FACTOR: u32 = 20;
-
 /// Bounds on the interval that a worker may claim: a wrong one must neither flood nor blind us.
 const INTERVAL_LIMITS_MS: (u32, u32) = (20, 60_000);
 
@@ -207,7 +200,7 @@ impl FleetView {
         let known = self.workers.get(worker);
         let own_sessions = known.map_or(0, |member| member.own_sessions);
         let load = &announcement.load;
-        let stuck = is_stuck(load, unmeasured);
+        let stuck = load.is_stuck(unmeasured);
         let was_stuck = known.is_some_and(|member| member.stuck);
         let is_lossy = known.is_some_and(|member| load.losses > member.load.losses);
         let member = Member {
@@ -362,16 +355,6 @@ impl FleetView {
     pub(crate) fn remove(&mut self, worker: &WorkerId) {
         self.workers.remove(worker);
     }
-}
-
-/// Whether the micro-batch that runs has been running for far too long.
-fn is_stuck(load: &WorkerLoad, unmeasured: Duration) -> bool {
-    let busy = Duration::from_millis(load.busy_ms.into());
-    let allowed = match load.expected_ms {
-        0 => unmeasured,
-        expected => STUCK_AFTER.max(Duration::from_millis(expected.into()) * STUCK_FACTOR),
-    };
-    busy > allowed
 }
 
 #[cfg(test)]

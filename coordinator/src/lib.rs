@@ -35,4 +35,5 @@ pub use config::{
 };
 pub use coordinator::{Ready, run};
 pub use error::CoordinatorError;
+pub use prefill::{MIN_CHUNK_ROWS, rows_per_message};
 pub use process::{CoordinatorArgs, prepare, serve, serve_until_signalled};

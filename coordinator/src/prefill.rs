@@ -4,7 +4,7 @@
 //! has one; and the chunks are of even size, so that the stages stay busy at the same time.
 
 /// Smallest limit for which an even cut leaves no chunk of one row.
-pub(crate) const MIN_CHUNK_ROWS: usize = 3;
+pub const MIN_CHUNK_ROWS: usize = 3;
 
 /// Room in a message for everything but the rows: names, ids and the times of the stages.
 const ENVELOPE_BYTES: usize = 4096;
@@ -18,7 +18,8 @@ const ELEMENT_BYTES: usize = 4;
 /// Returns the rows that fit one message between stages.
 ///
 /// **Units**: `max_payload` in bytes, `hidden_dim` in elements.
-pub(crate) fn rows_per_message(max_payload: usize, hidden_dim: usize) -> usize {
+#[must_use]
+pub fn rows_per_message(max_payload: usize, hidden_dim: usize) -> usize {
     max_payload.saturating_sub(ENVELOPE_BYTES) / (hidden_dim * ELEMENT_BYTES + ROW_BYTES)
 }
 

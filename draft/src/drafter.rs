@@ -13,7 +13,7 @@ use stagebus_engine::{OpenError, SessionKey, StepError};
 
 pub use head::{DraftHead, DraftHeadError};
 pub use hybrid::{HybridDrafter, MIN_MATCH};
-pub use load::DraftLoadError;
+pub use load::{DraftLoadError, open_draft};
 pub use model::ModelDrafter;
 pub use ngram::NgramDrafter;
 

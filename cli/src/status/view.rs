@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use stagebus_schemas::codec::CodecError;
 use stagebus_schemas::ids::{CoordinatorId, ModelName, StageIndex, WorkerId};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement, WorkerState};
 
@@ -12,11 +14,38 @@ use crate::console;
 /// Digits of a fingerprint that are shown to people.
 const SHOWN_FINGERPRINT: usize = 12;
 
+/// Announcements that may be missing before somebody counts as gone.
+const MISSED_ANNOUNCEMENTS: u32 = 3;
+
+/// Announcements that cannot be read and are remembered: a fleet has far fewer processes.
+const MAX_STRANGERS: usize = 1024;
+
 /// The latest announcement of everybody that was heard.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FleetView {
-    workers: BTreeMap<(ModelName, StageIndex, WorkerId), WorkerAnnouncement>,
-    coordinators: BTreeMap<(ModelName, CoordinatorId), CoordinatorAnnouncement>,
+    workers: BTreeMap<(ModelName, StageIndex, WorkerId), Heard<WorkerAnnouncement>>,
+    coordinators: BTreeMap<(ModelName, CoordinatorId), Heard<CoordinatorAnnouncement>>,
+    strangers: BTreeMap<String, Stranger>,
+}
+
+/// An announcement and when it came.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Heard<T> {
+    /// When.
+    pub at: Instant,
+    /// What.
+    pub announcement: T,
+}
+
+/// Somebody whose announcements cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Stranger {
+    /// Where it announces itself.
+    pub subject: String,
+    /// Its version of the messages, if that is the reason.
+    pub version: Option<u16>,
+    /// Why it cannot be read.
+    pub error: String,
 }
 
 /// One model, as `stagebus status --json` prints it.
@@ -87,18 +116,53 @@ impl fmt::Display for Problem {
 
 impl FleetView {
     /// Takes in a worker's announcement; one that says good-bye removes the worker.
-    pub fn hear_worker(&mut self, heard: WorkerAnnouncement) {
-        let key = (heard.model.clone(), heard.stage, heard.worker.clone());
-        if heard.state == WorkerState::Leaving {
+    pub fn hear_worker(&mut self, announcement: WorkerAnnouncement, at: Instant) {
+        let key = (announcement.model.clone(), announcement.stage, announcement.worker.clone());
+        if announcement.state == WorkerState::Leaving {
             self.workers.remove(&key);
         } else {
-            self.workers.insert(key, heard);
+            self.workers.insert(key, Heard { at, announcement });
         }
     }
 
     /// Takes in a coordinator's announcement.
-    pub fn hear_coordinator(&mut self, heard: CoordinatorAnnouncement) {
-        self.coordinators.insert((heard.model.clone(), heard.coordinator.clone()), heard);
+    pub fn hear_coordinator(&mut self, announcement: CoordinatorAnnouncement, at: Instant) {
+        let key = (announcement.model.clone(), announcement.coordinator.clone());
+        self.coordinators.insert(key, Heard { at, announcement });
+    }
+
+    /// Takes in an announcement that cannot be read.
+    pub fn hear_stranger(&mut self, subject: &str, error: &CodecError) {
+        let version = match error {
+            CodecError::Version { found, .. } => Some(found.number()),
+            _ => None,
+        };
+        let (subject, error) = (subject.to_owned(), error.to_string());
+        if self.strangers.len() < MAX_STRANGERS || self.strangers.contains_key(&subject) {
+            self.strangers.insert(subject.clone(), Stranger { subject, version, error });
+        }
+    }
+
+    /// The workers with the times of their last announcements, by model and stage.
+    pub fn workers(&self) -> impl Iterator<Item = &Heard<WorkerAnnouncement>> {
+        self.workers.values()
+    }
+
+    /// The coordinators with the times of their last announcements, by model.
+    pub fn coordinators(&self) -> impl Iterator<Item = &Heard<CoordinatorAnnouncement>> {
+        self.coordinators.values()
+    }
+
+    /// Those whose announcements cannot be read.
+    pub fn strangers(&self) -> impl Iterator<Item = &Stranger> {
+        self.strangers.values()
+    }
+
+    /// Removes those who have missed three announcements.
+    pub fn forget_silent(&mut self, now: Instant) {
+        self.workers.retain(|_, worker| worker.expires() > now);
+        self.coordinators
+            .retain(|_, coordinator| expires(coordinator.at, coordinator.interval()) > now);
     }
 
     /// The models heard of, each with its state, in the order of their names.
@@ -112,10 +176,10 @@ impl FleetView {
     }
 
     fn model(&self, model: &ModelName) -> ModelView {
-        let workers: Vec<_> =
-            self.workers.values().filter(|worker| worker.model == *model).cloned().collect();
-        let coordinators: Vec<_> =
-            self.coordinators.values().filter(|c| c.model == *model).cloned().collect();
+        let workers = self.workers.values().map(|heard| &heard.announcement);
+        let workers: Vec<_> = workers.filter(|worker| worker.model == *model).cloned().collect();
+        let coordinators = self.coordinators.values().map(|heard| &heard.announcement);
+        let coordinators: Vec<_> = coordinators.filter(|c| c.model == *model).cloned().collect();
         // Workers without a coordinator still tell what is missing beside the coordinator.
         let reference = coordinators
             .iter()
@@ -130,6 +194,30 @@ impl FleetView {
         let served = !problems.iter().any(|p| !matches!(p, Problem::MixedShards { .. }));
         ModelView { model: model.clone(), served, n_stages, problems, workers, coordinators }
     }
+}
+
+impl Heard<WorkerAnnouncement> {
+    /// How often the worker says that it announces itself.
+    #[must_use]
+    pub fn interval(&self) -> Duration {
+        Duration::from_millis(self.announcement.interval_ms.into())
+    }
+
+    /// When it counts as gone unless it is heard again.
+    #[must_use]
+    pub fn expires(&self) -> Instant {
+        expires(self.at, self.interval())
+    }
+}
+
+impl Heard<CoordinatorAnnouncement> {
+    fn interval(&self) -> Duration {
+        Duration::from_millis(self.announcement.interval_ms.into())
+    }
+}
+
+fn expires(at: Instant, interval: Duration) -> Instant {
+    at + interval * MISSED_ANNOUNCEMENTS
 }
 
 fn coordinator_problems(coordinators: &[CoordinatorAnnouncement]) -> Vec<Problem> {

@@ -49,6 +49,31 @@ pub enum DraftLoadError {
     Open(#[from] OpenStageError),
 }
 
+/// Opens a draft model's shard set and checks what can be checked without loading it: it must have
+/// one stage and the target's tokenizer. Weights are not read.
+///
+/// # Errors
+/// [`DraftLoadError`], without [`DraftLoadError::Head`] and [`DraftLoadError::Open`].
+pub fn open_draft(draft_shards: &Path, target: &ShardSet) -> Result<ShardSet, DraftLoadError> {
+    let shards = ShardSet::open(draft_shards)?;
+    let n_stages = shards.manifest.n_stages();
+    if n_stages != 1 {
+        return Err(DraftLoadError::Stages { path: draft_shards.to_owned(), n_stages });
+    }
+    shards.verify_text()?;
+    let draft_tokenizer = tokenizer_fingerprint(&shards.dir)?;
+    let target_tokenizer = tokenizer_fingerprint(&target.dir)?;
+    if draft_tokenizer != target_tokenizer {
+        return Err(DraftLoadError::OtherTokenizer {
+            draft: shards.manifest.model,
+            draft_tokenizer,
+            target: target.manifest.model.clone(),
+            target_tokenizer,
+        });
+    }
+    Ok(shards)
+}
+
 impl ModelDrafter {
     /// Loads a draft model, which must have one stage and the target's tokenizer. Reads its files
     /// in full and compiles the graph.
@@ -65,22 +90,7 @@ impl ModelDrafter {
         library: Option<&Path>,
         options: &EngineOptions,
     ) -> Result<Self, DraftLoadError> {
-        let shards = ShardSet::open(draft_shards)?;
-        let n_stages = shards.manifest.n_stages();
-        if n_stages != 1 {
-            return Err(DraftLoadError::Stages { path: draft_shards.to_owned(), n_stages });
-        }
-        shards.verify_text()?;
-        let draft_tokenizer = tokenizer_fingerprint(&shards.dir)?;
-        let target_tokenizer = tokenizer_fingerprint(&target.dir)?;
-        if draft_tokenizer != target_tokenizer {
-            return Err(DraftLoadError::OtherTokenizer {
-                draft: shards.manifest.model,
-                draft_tokenizer,
-                target: target.manifest.model.clone(),
-                target_tokenizer,
-            });
-        }
+        let shards = open_draft(draft_shards, target)?;
         shards.verify_stage(0)?;
         let vocab_size = shards.manifest.dims.vocab_size;
         let head = match shards.head_tokens()? {

@@ -1,11 +1,20 @@
 //! Announcements: who is there, with what load.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{CodecError, Message, check_count};
 use crate::ids::{CoordinatorId, ModelName, StageIndex, WorkerId};
 use crate::messages::forward::{MAX_STAGES, MAX_TEXT_BYTES};
 use crate::version::MessageVersion;
+
+/// Shortest time after which a micro-batch counts as stuck, however short it should be: far above
+/// what a busy machine adds, and with one more interval of announcements still below two seconds.
+const STUCK_AFTER: Duration = Duration::from_millis(1000);
+
+/// How many times longer than expected a micro-batch may take before it counts as stuck.
+const STUCK_FACTOR: u32 = 20;
 
 /// Whether a worker takes sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,6 +61,20 @@ pub struct WorkerLoad {
     /// Times since the start that messages to the worker may have been lost: a broken connection,
     /// or a subscription that was full.
     pub losses: u64,
+}
+
+impl WorkerLoad {
+    /// Whether the micro-batch that runs has been running for far too long. `unmeasured` is what
+    /// one may take of whose kind nothing has been measured.
+    #[must_use]
+    pub fn is_stuck(&self, unmeasured: Duration) -> bool {
+        let busy = Duration::from_millis(self.busy_ms.into());
+        let allowed = match self.expected_ms {
+            0 => unmeasured,
+            expected => STUCK_AFTER.max(Duration::from_millis(expected.into()) * STUCK_FACTOR),
+        };
+        busy > allowed
+    }
 }
 
 /// A worker's announcement, sent at a fixed interval, on every change of state and when probed.

@@ -63,8 +63,9 @@ fn view(
     coordinators: Vec<CoordinatorAnnouncement>,
 ) -> Vec<ModelView> {
     let mut view = FleetView::default();
-    workers.into_iter().for_each(|worker| view.hear_worker(worker));
-    coordinators.into_iter().for_each(|coordinator| view.hear_coordinator(coordinator));
+    let now = Instant::now();
+    workers.into_iter().for_each(|worker| view.hear_worker(worker, now));
+    coordinators.into_iter().for_each(|coordinator| view.hear_coordinator(coordinator, now));
     view.models()
 }
 
@@ -124,12 +125,39 @@ fn coordinators_with_different_shards_are_a_warning() {
 
 #[test]
 fn a_worker_that_leaves_is_forgotten_and_news_replace_the_old() {
-    let mut view = FleetView::default();
-    view.hear_worker(worker(0, "a", "f", WorkerState::Ready));
-    view.hear_worker(worker(0, "a", "f", WorkerState::Draining));
+    let (mut view, now) = (FleetView::default(), Instant::now());
+    view.hear_worker(worker(0, "a", "f", WorkerState::Ready), now);
+    view.hear_worker(worker(0, "a", "f", WorkerState::Draining), now);
     assert_eq!(view.models()[0].workers.len(), 1);
     assert_eq!(view.models()[0].workers[0].state, WorkerState::Draining);
-    view.hear_worker(worker(0, "a", "f", WorkerState::Leaving));
+    view.hear_worker(worker(0, "a", "f", WorkerState::Leaving), now);
+    assert!(view.models().is_empty());
+}
+
+#[test]
+fn who_misses_three_announcements_is_forgotten() {
+    let (mut view, start) = (FleetView::default(), Instant::now());
+    let at = |ms| start + Duration::from_millis(ms);
+    view.hear_worker(worker(0, "a", "f", WorkerState::Ready), start);
+    view.hear_worker(worker(1, "b", "f", WorkerState::Ready), at(300));
+    view.hear_coordinator(coordinator("x", "f", true), start);
+    view.forget_silent(at(899));
+    assert_eq!((view.workers().count(), view.models()[0].coordinators.len()), (2, 1));
+    view.forget_silent(at(900));
+    let left: Vec<_> = view.workers().map(|heard| heard.announcement.worker.as_str()).collect();
+    assert_eq!((left, view.models()[0].coordinators.len()), (vec!["b"], 0));
+}
+
+#[test]
+fn somebody_of_another_version_is_told_by_it() {
+    let mut view = FleetView::default();
+    let found: MessageVersion = serde_json::from_str("5").expect("a version");
+    let other = CodecError::Version { found, expected: MessageVersion::CURRENT };
+    view.hear_stranger("a.b", &other);
+    view.hear_stranger("a.b", &other);
+    view.hear_stranger("a.c", &CodecError::Trailing { bytes: 1 });
+    let versions: Vec<_> = view.strangers().map(|stranger| stranger.version).collect();
+    assert_eq!(versions, [Some(5), None]);
     assert!(view.models().is_empty());
 }
 
