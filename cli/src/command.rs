@@ -11,6 +11,7 @@ use crate::chat::{self, ChatArgs};
 use crate::check::{self, CheckArgs};
 use crate::completions::{self, CompletionsArgs};
 use crate::coordinator;
+use crate::doctor::{self, DoctorArgs};
 use crate::drain::{self, DrainArgs};
 use crate::exit::Outcome;
 use crate::jobs::cancel::{self, CancelArgs};
@@ -98,6 +99,8 @@ pub enum Command {
     Keys(KeysArgs),
     /// Show who is there, with what load, and whether requests can be served
     Status(StatusArgs),
+    /// Find out what is wrong with this machine, the broker and the fleet, and what to do
+    Doctor(Box<DoctorArgs>),
     /// Compare a fleet with a reference, token by token
     Check(Box<CheckArgs>),
     /// Measure, and compare with the claims
@@ -129,6 +132,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
         Command::Drain(args) => drain::run(args, cli.quiet, stop).await,
         Command::Keys(args) => keys::run(args, cli.quiet),
         Command::Status(args) => status::run(args, stop).await,
+        Command::Doctor(args) => doctor::run(*args, stop).await,
         Command::Check(args) => check::run(*args, cli.quiet, stop).await,
         Command::Bench(args) => {
             stagebus_bench::run(*args, cli.quiet, stop).await?;

@@ -9,6 +9,7 @@ pub mod completions;
 pub mod console;
 pub mod coordinator;
 pub mod discover;
+pub mod doctor;
 pub mod draft;
 pub mod drain;
 pub mod exit;

@@ -7,6 +7,7 @@ mod bulk;
 mod chat;
 mod command_line;
 mod crowds;
+mod doctor;
 mod faults;
 mod foreign_client;
 mod gguf_edit;

@@ -49,7 +49,7 @@ async fn secured_broker(keys: &Path) -> Result<LocalBroker> {
     Ok(LocalBroker::start(options).await?)
 }
 
-fn config(keys: &Path, holder: &str) -> PathBuf {
+pub(crate) fn config(keys: &Path, holder: &str) -> PathBuf {
     keys.join(holder).join("stagebus.toml")
 }
 
