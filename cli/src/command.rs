@@ -21,6 +21,7 @@ use crate::keys::{self, KeysArgs};
 use crate::man::{self, ManArgs};
 use crate::shard::{self, ShardArgs};
 use crate::status::{self, StatusArgs};
+use crate::top::{self, TopArgs};
 use crate::up::{self, UpArgs};
 
 const WORKER_EXAMPLES: &str = "Examples:
@@ -99,6 +100,8 @@ pub enum Command {
     Keys(KeysArgs),
     /// Show who is there, with what load, and whether requests can be served
     Status(StatusArgs),
+    /// Watch the fleet: workers, sessions, rates, memory, until q
+    Top(TopArgs),
     /// Find out what is wrong with this machine, the broker and the fleet, and what to do
     Doctor(Box<DoctorArgs>),
     /// Compare a fleet with a reference, token by token
@@ -132,6 +135,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
         Command::Drain(args) => drain::run(args, cli.quiet, stop).await,
         Command::Keys(args) => keys::run(args, cli.quiet),
         Command::Status(args) => status::run(args, stop).await,
+        Command::Top(args) => top::run(args, stop).await,
         Command::Doctor(args) => doctor::run(*args, stop).await,
         Command::Check(args) => check::run(*args, cli.quiet, stop).await,
         Command::Bench(args) => {

@@ -21,5 +21,6 @@ pub mod progress;
 pub mod shard;
 pub mod source;
 pub mod status;
+pub mod top;
 pub mod up;
 pub mod weights;

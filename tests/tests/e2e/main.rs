@@ -23,4 +23,5 @@ mod secured;
 mod sessions;
 mod speculation;
 mod stages_on_the_wire;
+mod top;
 mod two_sites;
