@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use stagebus_bus::{Bus, Delivery, RequestError, Role};
+use serde::Serialize;
+use stagebus_bus::{Bus, Delivery, RequestError, Role, Subscription};
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{
     Control, ControlAction, ControlOutcome, ControlReply, Drain,
@@ -30,7 +31,7 @@ const LOOK: Duration = Duration::from_secs(2);
 #[command(after_help = "Examples:
   stagebus drain w1-3f9a2c41d0b7
   stagebus drain --stage 1 --within 5
-  stagebus drain --all --within 30
+  stagebus drain --all --within 30 --json
 
 A worker that drains takes no new sessions. Those that it has may finish for --within seconds; what
 still runs then is replayed on other workers, and no token is lost. Start the new worker before you
@@ -61,6 +62,24 @@ pub struct DrainArgs {
 
     #[command(flatten)]
     client: ClientArgs,
+
+    /// Print one JSON object at the end: who has left, and who is still there
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `stagebus drain --json` prints.
+#[derive(Debug, Serialize)]
+struct DrainReport {
+    left: Vec<Place>,
+    still_there: Vec<Place>,
+}
+
+/// A worker and its stage.
+#[derive(Debug, Serialize)]
+struct Place {
+    worker: WorkerId,
+    stage: StageIndex,
 }
 
 impl DrainArgs {
@@ -86,40 +105,65 @@ pub async fn run(args: DrainArgs, quiet: bool, stop: CancellationToken) -> anyho
     let mut announcements = bus.subscribe(&subjects.fleet_all()).await?;
     let view = discover::listen(&bus, Some(&model), discover::ANSWER, |_| false).await?;
     let workers = view.models().into_iter().flat_map(|model| model.workers);
-    let mut left: Vec<_> = workers
+    let left: Vec<_> = workers
         .filter(|worker| args.means(worker))
-        .map(|worker| (worker.stage, worker.worker))
+        .map(|WorkerAnnouncement { worker, stage, .. }| Place { worker, stage })
         .collect();
     if left.is_empty() || left.len() < args.workers.len() {
         console::note("not all of these workers are there; see `stagebus status`");
         return Ok(Outcome::Bad);
     }
     let within_ms = args.within.map(|seconds| seconds.saturating_mul(1000));
-    for (stage, worker) in &left {
+    for Place { worker, stage } in &left {
         drain(&bus, &subjects.control(*stage, worker), within_ms)
             .await
             .with_context(|| format!("worker {worker} was not asked to leave"))?;
     }
+    let mut report = DrainReport { left: Vec::new(), still_there: left };
+    let waited = wait(&bus, &subjects, &mut announcements, &mut report, quiet);
+    let outcome = tokio::select! {
+        waited = waited => waited.map(|()| Outcome::Good)?,
+        () = stop.cancelled() => Outcome::Bad,
+    };
+    if args.json {
+        console::print_json(&report)?;
+    }
+    Ok(outcome)
+}
+
+/// Waits until all have left.
+///
+/// # Cancel safety
+/// Those who were heard to leave are in the report.
+async fn wait(
+    bus: &Bus,
+    subjects: &Subjects,
+    announcements: &mut Subscription,
+    report: &mut DrainReport,
+    quiet: bool,
+) -> anyhow::Result<()> {
     let mut look = interval(LOOK);
-    while !left.is_empty() {
+    while !report.still_there.is_empty() {
         let gone = tokio::select! {
-            () = stop.cancelled() => return Ok(Outcome::Bad),
             heard = announcements.next() => {
                 let heard = heard.context("the connection was closed")?;
-                goodbye(&subjects, &heard).into_iter().collect()
+                goodbye(subjects, &heard).into_iter().collect()
             }
             // One that dies says no goodbye.
-            _ = look.tick() => dead(&bus, &subjects, &left).await,
+            _ = look.tick() => dead(bus, subjects, &report.still_there).await,
         };
         for worker in gone {
-            let before = left.len();
-            left.retain(|(_, other)| *other != worker);
-            if left.len() < before && !quiet {
+            let still_there = &mut report.still_there;
+            let Some(i) = still_there.iter().position(|there| there.worker == worker) else {
+                continue;
+            };
+            report.left.push(still_there.remove(i));
+            if !quiet {
                 console::note(&format!("{worker} has left"));
             }
         }
     }
-    Ok(Outcome::Good)
+    Ok(())
 }
 
 /// The worker that says goodbye in a message.
@@ -130,9 +174,9 @@ fn goodbye(subjects: &Subjects, heard: &Delivery) -> Option<WorkerId> {
 }
 
 /// The workers among some that nobody hears any more.
-async fn dead(bus: &Bus, subjects: &Subjects, among: &[(StageIndex, WorkerId)]) -> Vec<WorkerId> {
+async fn dead(bus: &Bus, subjects: &Subjects, among: &[Place]) -> Vec<WorkerId> {
     let mut dead = Vec::new();
-    for (stage, worker) in among {
+    for Place { worker, stage } in among {
         let control = Control { version: MessageVersion::CURRENT, action: ControlAction::Stats };
         let subject = subjects.control(*stage, worker);
         let answer = bus.request::<Control, ControlReply>(&subject, &control, ANSWER).await;

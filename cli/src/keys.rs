@@ -27,6 +27,10 @@ broker and let it read it again: nats-server --signal reload. docs/security.md h
 pub struct KeysArgs {
     #[command(subcommand)]
     action: Action,
+
+    /// Print one JSON array: the keys that were made, are left, or are there
+    #[arg(long, global = true)]
+    json: bool,
 }
 
 #[derive(Debug, Clone, Subcommand)]
@@ -92,10 +96,6 @@ enum Action {
         /// Folder of keys
         #[arg(value_name = "DIR")]
         folder: PathBuf,
-
-        /// Print one JSON array
-        #[arg(long)]
-        json: bool,
     },
 }
 
@@ -132,10 +132,13 @@ pub fn run(args: KeysArgs, quiet: bool) -> anyhow::Result<Outcome> {
             console::note(text);
         }
     };
+    let show = |holders: &[Holder]| {
+        if args.json { console::print_json(&holders) } else { console::print(&describe(holders)) }
+    };
     match args.action {
         Action::New { folder, models, hosts, results } => {
             let made = KeyFolder::create(&folder, &Plan { models, results, hosts })?;
-            console::print(&describe(made.holders()))?;
+            show(made.holders())?;
             note(&format!(
                 "start the broker in {} with `nats-server -c nats.conf`; keep {} offline",
                 made.broker().display(),
@@ -146,23 +149,19 @@ pub fn run(args: KeysArgs, quiet: bool) -> anyhow::Result<Outcome> {
             let mut keys = KeyFolder::open(&folder)?;
             let grant = Grant { name, role: role.into(), models, results };
             let added = keys.add(grant, public_key.as_deref())?.clone();
-            console::print(&describe(std::slice::from_ref(&added)))?;
+            show(std::slice::from_ref(&added))?;
             note(&format!("give {} to its holder", keys.folder_of(&added).display()));
             note(&reload(&keys));
         }
         Action::Remove { folder, name } => {
             let mut keys = KeyFolder::open(&folder)?;
             keys.remove(&name)?;
+            if args.json {
+                console::print_json(&keys.holders())?;
+            }
             note(&reload(&keys));
         }
-        Action::List { folder, json } => {
-            let keys = KeyFolder::open(&folder)?;
-            if json {
-                console::print_json(&keys.holders())?;
-            } else {
-                console::print(&describe(keys.holders()))?;
-            }
-        }
+        Action::List { folder } => show(KeyFolder::open(&folder)?.holders())?,
     }
     Ok(Outcome::Good)
 }
