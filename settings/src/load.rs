@@ -22,7 +22,7 @@ pub const SECTIONS: [&str; 7] =
     ["broker", "log", "worker", "coordinator", "gateway", "fleet", "bench"];
 
 /// Last parts of keys whose values are not repeated in messages.
-const SECRET_KEYS: [&str; 2] = ["token", "password"];
+const SECRET_KEYS: [&str; 3] = ["token", "password", "api_keys"];
 
 /// The effective settings of one process.
 #[derive(Debug, Clone)]
@@ -173,6 +173,12 @@ fn read_file(path: &Path) -> Result<Tree, SettingsError> {
     }
     if let Some(Value { kind: ValueKind::Table(coordinator), .. }) = tree.get_mut("coordinator") {
         place_beside(path, coordinator, &["host_nkey_seed_file"]);
+    }
+    if let Some(Value { kind: ValueKind::Table(gateway), .. }) = tree.get_mut("gateway") {
+        place_beside(path, gateway, &["api_keys_file"]);
+        if let Some(Value { kind: ValueKind::Table(tls), .. }) = gateway.get_mut("tls") {
+            place_beside(path, tls, &["cert_file", "key_file"]);
+        }
     }
     Ok(Tree(tree))
 }

@@ -113,6 +113,22 @@ fn the_key_of_a_hosted_worker_lies_beside_the_file() {
 }
 
 #[test]
+fn the_files_of_a_gateway_lie_beside_the_file() {
+    let folder = tempfile::tempdir().expect("folder");
+    let file = folder.path().join("stagebus.toml");
+    let text = "[gateway]\napi_keys_file = \"keys\"\n[gateway.tls]\ncert_file = \"c.pem\"\n\
+                key_file = \"/etc/k.pem\"\n";
+    std::fs::write(&file, text).expect("file");
+    let Tree(tree) = read_file(&file).expect("valid");
+    let tree = Value::from(tree);
+    let found = |key: &str| lookup(&tree, key).map(Value::to_string);
+    let beside = |name: &str| Some(folder.path().join(name).display().to_string());
+    assert_eq!(found("gateway.api_keys_file"), beside("keys"));
+    assert_eq!(found("gateway.tls.cert_file"), beside("c.pem"));
+    assert_eq!(found("gateway.tls.key_file"), Some("/etc/k.pem".to_owned()));
+}
+
+#[test]
 fn each_layer_wins_over_the_one_before() {
     let file = "[worker]\nstage = 1\ndevice = \"GPU\"\ncpus = [1, 2]\n[worker.kv]\nblocks = 7\n";
     let settings = layered(file, &[], &[]).expect("file");
