@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 use stagebus_bench::BenchArgs;
 use stagebus_coordinator::CoordinatorArgs;
+use stagebus_gateway::GatewayArgs;
 use stagebus_worker::WorkerArgs;
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +15,7 @@ use crate::coordinator;
 use crate::doctor::{self, DoctorArgs};
 use crate::drain::{self, DrainArgs};
 use crate::exit::Outcome;
+use crate::gateway;
 use crate::jobs::cancel::{self, CancelArgs};
 use crate::jobs::results::{self, ResultsArgs};
 use crate::jobs::submit::{self, SubmitArgs};
@@ -41,6 +43,14 @@ Reads manifest, tokenizer and chat template of the shard set, no weights unless 
 stage: then that hop costs nothing, which counts where the broker is far away. Prints one line of
 JSON when it is ready. The first Ctrl-C lets running requests finish. The program coordinator is the
 same, but hosts no stage.";
+
+const GATEWAY_EXAMPLES: &str = "Examples:
+  stagebus gateway
+  stagebus gateway --config client/stagebus.toml --listen 127.0.0.1:9000
+  stagebus gateway --listen 0.0.0.0:8443 --config gateway.toml
+
+Speaks OpenAI's HTTP API and passes requests on to the fleet. Prints one line of JSON when it
+listens. The first Ctrl-C lets answers that are under way finish. As many as wanted may run.";
 
 /// The version, and the commit that the program was built from if that is known.
 const VERSION: &str = env!("STAGEBUS_VERSION");
@@ -82,6 +92,9 @@ pub enum Command {
     /// Take prompts and drive them over the stages, until interrupted
     #[command(after_help = COORDINATOR_EXAMPLES)]
     Coordinator(CoordinatorArgs),
+    /// Serve an OpenAI-compatible HTTP API in front of a fleet, until interrupted
+    #[command(after_help = GATEWAY_EXAMPLES)]
+    Gateway(Box<GatewayArgs>),
     /// Run a whole fleet on this machine: broker, workers, coordinator
     Up(Box<UpArgs>),
     /// Ask a running fleet, or one started for the question
@@ -126,6 +139,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
             Ok(Outcome::Good)
         }
         Command::Coordinator(args) => Box::pin(coordinator::run(args, stop)).await,
+        Command::Gateway(args) => Box::pin(gateway::run(*args, stop)).await,
         Command::Up(args) => up::run(*args, cli.quiet, stop).await,
         Command::Ask(args) => ask::run(*args, cli.quiet, stop).await,
         Command::Chat(args) => chat::run(*args, cli.quiet).await,

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use stagebus_coordinator::CoordinatorError;
 use stagebus_fleet::FleetError;
+use stagebus_gateway::GatewayError;
 use stagebus_worker::WorkerError;
 
 /// What a command that ran to its end says.
@@ -22,7 +23,7 @@ pub const FAILURE: u8 = 1;
 /// Exit code of a command line that cannot be understood; the same as `clap`'s.
 pub const USAGE: u8 = 2;
 
-/// Exit code of a worker or coordinator whose orderly end took too long.
+/// Exit code of a worker, coordinator or gateway whose orderly end took too long.
 pub const CUT_OFF: u8 = 3;
 
 /// Exit code when the broker refuses us, or the connection would not be safe.
@@ -69,12 +70,14 @@ pub fn finish(result: &anyhow::Result<Outcome>) -> ExitCode {
 
 fn code(error: &anyhow::Error) -> u8 {
     let cut_off = matches!(error.downcast_ref(), Some(WorkerError::ShutdownDeadline { .. }))
-        || matches!(error.downcast_ref(), Some(CoordinatorError::DrainDeadline { .. }));
+        || matches!(error.downcast_ref(), Some(CoordinatorError::DrainDeadline { .. }))
+        || matches!(error.downcast_ref(), Some(GatewayError::DrainDeadline { .. }));
     if cut_off {
         return CUT_OFF;
     }
     let refused = error.downcast_ref().is_some_and(WorkerError::is_access_refusal)
         || error.downcast_ref().is_some_and(CoordinatorError::is_access_refusal)
+        || error.downcast_ref().is_some_and(GatewayError::is_access_refusal)
         || matches!(error.downcast_ref(), Some(FleetError::Insecure { .. }))
         || stagebus_bus::is_access_refusal(error.as_ref());
     if refused {
@@ -127,5 +130,8 @@ mod tests {
         });
         assert_eq!(code(&anyhow::Error::from(refused).context("stage 1")), ACCESS_REFUSED);
         assert_eq!(code(&CoordinatorError::AuthRefused.into()), ACCESS_REFUSED);
+        assert_eq!(code(&GatewayError::AuthRefused.into()), ACCESS_REFUSED);
+        let late = GatewayError::DrainDeadline { n_connections: 1 };
+        assert_eq!(code(&late.into()), CUT_OFF);
     }
 }

@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod draft;
 pub mod drain;
 pub mod exit;
+pub mod gateway;
 pub mod jobs;
 pub mod keys;
 pub mod local;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use stagebus_coordinator::CoordinatorSettings;
+use stagebus_gateway::GatewaySettings;
 use stagebus_schemas::error::ErrorClass;
 use stagebus_settings::{BrokerSettings, LogSettings, environment};
 use stagebus_worker::WorkerSettings;
@@ -51,6 +52,7 @@ fn the_configuration_table_has_every_key_with_its_default() {
         ("broker", serde_json::to_value(BrokerSettings::default())),
         ("worker", serde_json::to_value(WorkerSettings::default())),
         ("coordinator", serde_json::to_value(CoordinatorSettings::default())),
+        ("gateway", serde_json::to_value(GatewaySettings::default())),
         ("log", serde_json::to_value(LogSettings::default())),
     ];
     for (name, value) in tables {
