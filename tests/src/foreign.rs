@@ -1,4 +1,4 @@
-//! A client that is not ours: Python with `nats-py` in a virtual environment.
+//! Clients that are not ours: Python with their libraries in a virtual environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use tokio::process::Command;
 
 use crate::setup;
 
-/// The client library: its only wheel of this version, for every platform.
-const REQUIREMENT: &str = "nats-py==2.16.0";
+/// The libraries with everything that they need, each with its version.
+const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
 
 /// How Python may be called.
 const PYTHONS: [&[&str]; 3] = [&["python3"], &["python"], &["py", "-3"]];
 
-/// The Python of a virtual environment with `nats-py`, made below the runtime folder at the first
-/// call. pip's own configuration (mirror, proxy) holds.
+/// The Python of a virtual environment with the clients' libraries, made below the runtime folder
+/// at the first call. pip's own configuration (mirror, proxy) holds.
 ///
 /// # Errors
 /// No Python with pip, or a library that cannot be downloaded.
@@ -24,7 +24,7 @@ pub async fn python() -> Result<PathBuf> {
     let folder = setup::runtime_dir()?.join("test-venv");
     let python = folder.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
     let stamp = folder.join("ready");
-    if fs::read_to_string(&stamp).is_ok_and(|text| text == REQUIREMENT) {
+    if fs::read_to_string(&stamp).is_ok_and(|text| text == REQUIREMENTS) {
         return Ok(python);
     }
     let base = find().await?;
@@ -34,6 +34,8 @@ pub async fn python() -> Result<PathBuf> {
     let found = Command::new(&python).args(["-c", script]).output().await?;
     ensure!(found.status.success(), "{} does not run", python.display());
     let packages = PathBuf::from(String::from_utf8(found.stdout)?.trim());
+    let list = setup::root().join("tests").join("clients").join("requirements.txt");
+    let list = list.to_string_lossy();
     let install = [
         "-m",
         "pip",
@@ -42,14 +44,15 @@ pub async fn python() -> Result<PathBuf> {
         "--disable-pip-version-check",
         "--no-deps",
         "--only-binary=:all:",
-        REQUIREMENT,
+        "--requirement",
+        &list,
         "--target",
     ];
     run(base, &install, Some(&packages)).await.context(
-        "the test of a foreign client needs nats-py from a package index (`PIP_INDEX_URL` names \
-         a mirror, `PIP_FIND_LINKS` a folder)",
+        "the tests of foreign clients need the packages of tests/clients/requirements.txt from a \
+         package index (`PIP_INDEX_URL` names a mirror, `PIP_FIND_LINKS` a folder)",
     )?;
-    fs::write(&stamp, REQUIREMENT)?;
+    fs::write(&stamp, REQUIREMENTS)?;
     Ok(python)
 }
 

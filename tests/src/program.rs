@@ -1,6 +1,8 @@
 //! Running `stagebus` as a user does, to its end or in the background.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -158,6 +160,20 @@ impl Call {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot run `{call}` in `script`"))
+    }
+
+    /// As [`Call::start`], with what it writes to standard error in a file.
+    ///
+    /// # Errors
+    /// It does not start, or the file cannot be made.
+    pub fn start_logged(self, log: &Path) -> Result<Child> {
+        let call = self.shown();
+        let file = File::create(log).with_context(|| format!("cannot make {}", log.display()))?;
+        self.command()?
+            .stdout(Stdio::piped())
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("cannot run `{call}`"))
     }
 
     fn shown(&self) -> String {

@@ -9,7 +9,7 @@ use stagebus_tests::{foreign, setup};
 use tokio::process::Command;
 
 /// Runs a Python script to its end and returns its standard output.
-async fn run(script: &Path, args: &[&str]) -> Result<String> {
+pub(crate) async fn run(script: &Path, args: &[&str]) -> Result<String> {
     let mut command = Command::new(foreign::python().await?);
     command.arg(script).args(args).kill_on_drop(true);
     let output = command.output().await.context("cannot run Python")?;

@@ -10,6 +10,7 @@ mod crowds;
 mod doctor;
 mod faults;
 mod foreign_client;
+mod gateway;
 mod gguf_edit;
 mod hosted;
 mod jobs;
