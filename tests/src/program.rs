@@ -133,19 +133,25 @@ impl Call {
     }
 
     /// Starts it on a terminal of its own, whose keys are the child's standard input and whose screen
-    /// is its standard output; killed when dropped. The program `script` makes the terminal.
+    /// is its standard output; killed when dropped. The program `script` makes the terminal,
+    /// with so many rows and columns; `None` leaves it without any.
     ///
     /// # Errors
     /// It does not start.
-    pub fn start_on_terminal(self) -> Result<Child> {
+    pub fn start_on_terminal(self, size: Option<(u16, u16)>) -> Result<Child> {
         let call = self.shown();
         let inner = self.command()?;
         let inner = inner.as_std();
         let words = std::iter::once(inner.get_program()).chain(inner.get_args());
         let quoted = |word: &OsStr| format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"));
         let line: Vec<String> = words.map(quoted).collect();
+        let line = line.join(" ");
+        let line = size.map_or_else(
+            || line.clone(),
+            |(rows, columns)| format!("stty rows {rows} columns {columns}; exec {line}"),
+        );
         let mut script = Command::new("script");
-        script.args(["--quiet", "--return", "--command", &line.join(" "), "/dev/null"]);
+        script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
         for (name, value) in inner.get_envs() {
             match value {
                 Some(value) => script.env(name, value),

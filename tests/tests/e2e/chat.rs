@@ -82,8 +82,8 @@ async fn the_first_error_ends_a_conversation_from_a_pipe() -> Result<()> {
     let ended = chat(&fleet).input(format!("/shout {FIRST}\n{FIRST}\n")).run().await?;
     ensure!(ended.stdout().is_empty(), "{}", ended.report());
     ended.failure(&["/shout", "/help"])?;
-    let ended = chat(&fleet).args(&["--max-tokens", "100000"]).input(FIRST).run().await?;
-    ended.failure(&["invalid_request"])?;
+    let ended = chat(&fleet).args(&["--top-p", "1.5"]).input(FIRST).run().await?;
+    ended.failure(&["top_p is 1.5", "invalid_request"])?;
     fleet.end().await
 }
 
@@ -126,7 +126,7 @@ mod terminal {
         let fleet = Fleet::start(2, |_| {}).await?;
         let data = tempfile::tempdir()?;
         let call: Call = chat(&fleet).args(&ENDLESS).env("XDG_DATA_HOME", data.path());
-        let mut terminal = Terminal::new(call.start_on_terminal()?)?;
+        let mut terminal = Terminal::new(call.start_on_terminal(None)?)?;
         terminal.shows("> ").await?;
         terminal.press("Count for ever.\r").await?;
         generates(&fleet).await?;

@@ -54,7 +54,7 @@ async fn the_screen_shows_the_fleet_and_is_given_back() -> Result<()> {
 
     let fleet = toy_fleet().await?;
     let call = Call::new(["top", "--interval", "0.2", "--broker"]).arg(fleet.processes.url());
-    let mut terminal = Terminal::new(call.start_on_terminal()?)?;
+    let mut terminal = Terminal::new(call.start_on_terminal(Some((40, 120)))?)?;
     // Cells that were empty before are not written, so single words are looked for.
     terminal.shows("leaves,").await?;
     terminal.shows("served,").await?;
