@@ -175,9 +175,8 @@ impl ApiError {
             StreamError::NoResponders { .. } | StreamError::Forbidden { .. } => {
                 Self::no_model(model.as_str())
             }
-            StreamError::Idle { timeout, .. } => {
-                Self { code: "fleet_silent", ..Self::deadline(*timeout) }
-            }
+            // The deadline of an answer ends no later, but both may have passed by now.
+            StreamError::Idle { timeout, .. } => Self::deadline(*timeout),
             StreamError::CoordinatorGone { .. }
             | StreamError::Gap { .. }
             | StreamError::Unfinished { .. } => {

@@ -13,7 +13,7 @@ pub struct Terminal {
     child: Child,
     keys: ChildStdin,
     screen: ChildStdout,
-    /// What was read since the last text that was waited for.
+    /// What was read and not yet waited for.
     shown: Vec<u8>,
 }
 
@@ -37,18 +37,21 @@ impl Terminal {
         Ok(self.keys.flush().await?)
     }
 
-    /// Reads on until a text has come, after what was read before.
+    /// Reads on to the end of the next such text after the last one that was waited for.
     ///
     /// # Errors
     /// It does not come.
     pub async fn shows(&mut self, text: &str) -> Result<()> {
-        self.shown.clear();
         let read = async {
-            while !String::from_utf8_lossy(&self.shown).contains(text) {
+            loop {
+                let found = self.shown.windows(text.len()).position(|part| part == text.as_bytes());
+                if let Some(at) = found {
+                    self.shown.drain(..at + text.len());
+                    return anyhow::Ok(());
+                }
                 let n_bytes = self.screen.read_buf(&mut self.shown).await?;
                 ensure!(n_bytes > 0, "the screen ended");
             }
-            anyhow::Ok(())
         };
         let read = match tokio::time::timeout(wait::PATIENCE, read).await {
             Ok(read) => read,
@@ -63,7 +66,7 @@ impl Terminal {
     /// # Errors
     /// It does not end, or with a failure.
     pub async fn ends(mut self) -> Result<String> {
-        let mut rest = Vec::new();
+        let mut rest = self.shown;
         let end = async {
             self.screen.read_to_end(&mut rest).await?;
             self.child.wait().await

@@ -113,6 +113,10 @@ mod terminal {
 
     use super::{Call, ENDLESS, FIRST, Fleet, Result, chat, ensure};
 
+    /// What the line editor writes each time that it begins to take keys: before that, Ctrl-C and
+    /// Ctrl-D mean what they mean to the terminal.
+    const TAKES_KEYS: &str = "\x1b[?2004h";
+
     async fn generates(fleet: &Fleet) -> Result<()> {
         wait::until("the session generates", async || {
             let load = fleet.load(&fleet.workers(1)[0]).await?;
@@ -127,18 +131,18 @@ mod terminal {
         let data = tempfile::tempdir()?;
         let call: Call = chat(&fleet).args(&ENDLESS).env("XDG_DATA_HOME", data.path());
         let mut terminal = Terminal::new(call.start_on_terminal(None)?)?;
-        terminal.shows("> ").await?;
+        terminal.shows(TAKES_KEYS).await?;
         terminal.press("Count for ever.\r").await?;
         generates(&fleet).await?;
         terminal.press("\x03").await?;
         fleet.idle().await?;
-        terminal.shows("> ").await?;
+        terminal.shows(TAKES_KEYS).await?;
         // At the prompt it takes back the line only.
         terminal.press("never sent\x03").await?;
-        terminal.shows("> ").await?;
+        terminal.shows(TAKES_KEYS).await?;
         terminal.press("/stats\r").await?;
         terminal.shows("conversation: 1 answers").await?;
-        terminal.shows("> ").await?;
+        terminal.shows(TAKES_KEYS).await?;
         terminal.press("\x04").await?;
         terminal.ends().await?;
 
