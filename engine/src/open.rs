@@ -96,7 +96,7 @@ fn open_paged(
         kv_precision = info.kv_precision,
         kv_bytes_per_token = info.kv_bytes_per_token,
         n_blocks = info.n_blocks,
-        least_rows = info.least_rows,
+        decode_rows = ?info.decode_rows,
         load_ms = info.load_time.as_millis() as u64,
         "stage loaded for paged attention"
     );

@@ -128,11 +128,13 @@ pub struct EngineOptions {
     /// Memory for the KV blocks of the paged backend, in bytes; `None` takes a quarter of what the
     /// machine has free. Blocks that no session can need are not made.
     pub kv_bytes: Option<u64>,
-    /// Runs prompt rows as one-token sequences too (paged backend): a longer prefill, but then
-    /// later sessions can also share blocks that decoding wrote.
+    /// Runs prompt rows as one-token sequences too (paged backend): a longer prefill, most of all
+    /// where generated rows run a few at a time ([`Self::same_rows`]), but then later sessions can
+    /// also share blocks that decoding wrote.
     pub invariant_prefill: bool,
     /// Keeps the bits of a row independent of the rows that run with it (paged backend). On some
-    /// processors that makes few rows cost as much as eight; a drafter can do without.
+    /// processors one row then costs as much as two, and many rows become several runs; a drafter
+    /// can do without.
     pub same_rows: bool,
     /// Properties for OpenVINO, as (key, value). They override the profile's.
     pub properties: Vec<(String, String)>,

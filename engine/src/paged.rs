@@ -29,7 +29,7 @@ use crate::stage::StageSpec;
 use crate::validate::{check_alone, check_step};
 use blocks::BlockPool;
 use native::{CacheLayout, Library, NativeModel};
-use runs::{RowBounds, RunShape, Runs};
+use runs::{PathBounds, RowBounds, RunShape, Runs};
 use table::{BlockTable, HashSalt};
 
 /// Why a paged backend cannot be made.
@@ -105,9 +105,9 @@ pub struct PagedInfo {
     pub block_tokens: usize,
     /// Time to read, rewrite and compile.
     pub load_time: Duration,
-    /// Rows that a run is filled up to, so that the bits of a row do not depend on the others; 1
-    /// where they never do.
-    pub least_rows: usize,
+    /// Least and most rows of a run with generated rows, so that the bits of a row do not depend
+    /// on the others; `None` where they never do.
+    pub decode_rows: Option<(usize, usize)>,
     /// Whether they are independent at all.
     pub rows_agree: bool,
 }
@@ -190,7 +190,7 @@ impl PagedBackend {
             n_blocks: n_blocks as usize,
             block_tokens: layout.tokens,
             load_time: Duration::ZERO,
-            least_rows: 1,
+            decode_rows: None,
             rows_agree: true,
         };
         let mut backend = Self {
@@ -227,22 +227,36 @@ impl PagedBackend {
         if found != expected {
             return Err(PagedError::OutputWidth { expected, found });
         }
-        if !same_rows || bits(&self.run_probe(RowBounds::NARROW.least)?[..expected]) == bits(&alone)
-        {
+        if !same_rows || bits(&self.run_probe(RowBounds::MANY.least)?[..expected]) == bits(&alone) {
             return Ok(());
         }
-        self.runs.bounds = RowBounds::NARROW;
-        let among = bits(&self.run_probe(RowBounds::NARROW.least)?);
-        for n_rows in [1, 4, RowBounds::NARROW.most] {
+        let few = RowBounds::few(self.runs.n_threads());
+        let many_agree = self.rows_agree_within(RowBounds::MANY)?;
+        let few_agree = self.rows_agree_within(few)?;
+        self.info.rows_agree = many_agree;
+        self.runs.bounds =
+            PathBounds::both(if many_agree { RowBounds::MANY } else { RowBounds::ANY });
+        if many_agree && few_agree {
+            self.runs.bounds.decode = few;
+        }
+        if many_agree {
+            let RowBounds { least, most } = self.runs.bounds.decode;
+            self.info.decode_rows = Some((least, most));
+        }
+        Ok(())
+    }
+
+    /// Whether rows have the same bits in runs of any number of rows within bounds.
+    fn rows_agree_within(&mut self, bounds: RowBounds) -> Result<bool, NativeError> {
+        self.runs.bounds = PathBounds::both(bounds);
+        let among = bits(&self.run_probe(bounds.most)?);
+        for n_rows in [1, bounds.least, bounds.most / 2] {
             let found = bits(&self.run_probe(n_rows)?);
             if found.iter().zip(&among).any(|(a, b)| a != b) {
-                self.runs.bounds = RowBounds::ANY;
-                self.info.rows_agree = false;
-                return Ok(());
+                return Ok(false);
             }
         }
-        self.info.least_rows = RowBounds::NARROW.least;
-        Ok(())
+        Ok(true)
     }
 
     /// Runs rows of no meaning as one-token sequences in the first blocks, which no session has
@@ -267,7 +281,7 @@ impl PagedBackend {
         self.runs.clear();
         self.runs.push(&step, true, &blocks);
         // A row without rows before it has no context that threads could share out.
-        if n_rows > 1 || self.runs.bounds != RowBounds::ANY {
+        if n_rows > 1 || self.runs.bounds != PathBounds::both(RowBounds::ANY) {
             self.runs.fill_up(self.spec.is_last());
         }
         self.infer()?;
@@ -408,7 +422,11 @@ impl Backend for PagedBackend {
     fn run(&mut self, steps: &[StepRows<'_>], done: &mut dyn FnMut(StepDone<'_>)) {
         self.runs.clear();
         let mut placed = Vec::with_capacity(steps.len());
-        for index in 0..steps.len() {
+        let mut order: Vec<usize> = (0..steps.len()).collect();
+        if self.runs.bounds.are_apart() {
+            order.sort_by_key(|index| steps[*index].path == RowPath::Prefill);
+        }
+        for index in order {
             match self.place(steps, index) {
                 Ok(place) => placed.push(place),
                 Err(error) => {
@@ -450,7 +468,7 @@ impl Backend for PagedBackend {
     }
 
     fn useful_batch(&self) -> usize {
-        USEFUL_BATCH
+        USEFUL_BATCH.min(self.runs.bounds.decode.most)
     }
 
     fn kv_use(&self) -> KvUse {

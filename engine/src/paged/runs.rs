@@ -6,7 +6,8 @@
 //! on a processor without AVX-512 or AVX-VNNI, compressed weights are multiplied by kernels that
 //! sum in another order for 1 row, for 2 to 6, for 7 to 80, and for more. The last bits then
 //! differ from those that the same row has in another batch. So a batch gets rows that nobody
-//! reads, and is cut where it has too many.
+//! reads, and is cut where it has too many. Rows of the two paths then run apart: few generated
+//! rows should not cost as much as many, and prompts have many.
 
 use super::native::Batch;
 use crate::backend::{RowPath, SessionKey, StepRows};
@@ -25,15 +26,47 @@ impl RowBounds {
     /// Every number of rows takes one path.
     pub(super) const ANY: Self = Self { least: 1, most: usize::MAX };
 
-    /// One path on processors with AVX2 and nothing newer. Measured with OpenVINO 2026.4, weights
-    /// of 4 and 8 bits, 576 to 5,632 inputs: 7 to 80 rows. The bounds keep off the edges.
-    pub(super) const NARROW: Self = Self { least: 8, most: 64 };
+    /// Many rows on one path on processors with AVX2 and nothing newer. Measured with OpenVINO
+    /// 2026.4, weights of 4 and 8 bits, 576 to 5,632 inputs: 7 to 80 rows. The bounds keep off the
+    /// edges.
+    pub(super) const MANY: Self = Self { least: 8, most: 64 };
+
+    /// Few rows on one path there: 2 to 6, with those for idle threads ([`Runs::fill_up`]).
+    pub(super) fn few(n_threads: usize) -> Self {
+        Self { least: 2, most: if n_threads > 6 { 4 } else { 6 } }
+    }
+}
+
+/// Bounds for both paths of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PathBounds {
+    /// For generated and drafted rows.
+    pub(super) decode: RowBounds,
+    /// For prompt rows.
+    pub(super) prefill: RowBounds,
+}
+
+impl PathBounds {
+    /// The same for both.
+    pub(super) fn both(bounds: RowBounds) -> Self {
+        Self { decode: bounds, prefill: bounds }
+    }
+
+    /// Whether rows of the two paths run apart.
+    pub(super) fn are_apart(self) -> bool {
+        self.decode != self.prefill
+    }
+
+    fn of(self, one_token: bool) -> RowBounds {
+        if one_token { self.decode } else { self.prefill }
+    }
 }
 
 /// One run of the graph.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Run {
     pub(super) batch: Batch,
+    bounds: RowBounds,
     /// Rows that are read; those that fill the run up are behind them.
     n_rows: usize,
     n_logit_rows: usize,
@@ -51,7 +84,7 @@ impl Run {
 pub(super) struct Runs {
     runs: Vec<Run>,
     n_used: usize,
-    pub(super) bounds: RowBounds,
+    pub(super) bounds: PathBounds,
     block_tokens: usize,
     n_threads: usize,
     /// A block that no session gets, for the rows that nobody reads.
@@ -79,7 +112,7 @@ impl Runs {
     pub(super) fn new(shape: RunShape) -> Self {
         let RunShape { block_tokens, n_threads, spare_block, width } = shape;
         let zeros = Vec::new();
-        let bounds = RowBounds::ANY;
+        let bounds = PathBounds::both(RowBounds::ANY);
         Self {
             runs: Vec::new(),
             n_used: 0,
@@ -90,6 +123,11 @@ impl Runs {
             width,
             zeros,
         }
+    }
+
+    /// Threads of the inference.
+    pub(super) fn n_threads(&self) -> usize {
+        self.n_threads
     }
 
     /// Forgets the micro-batch.
@@ -116,13 +154,14 @@ impl Runs {
     /// run is full. `blocks` are those of the session.
     pub(super) fn push(&mut self, step: &StepRows<'_>, one_token: bool, blocks: &[u32]) {
         let n_rows = step.tokens.len();
+        let bounds = self.bounds.of(one_token);
         let mut from = 0;
         while from < n_rows {
             let left = n_rows - from;
-            let room = self.room();
+            let room = self.room(bounds);
             let n_next = if one_token { left.min(room) } else { piece(left, room) };
             if n_next == 0 {
-                self.begin();
+                self.begin(bounds);
                 continue;
             }
             let width = self.width;
@@ -158,9 +197,10 @@ impl Runs {
                 0 => 0,
             };
             let for_threads = if all_one_token { for_threads } else { 0 };
-            let n_fill = for_threads.max(self.bounds.least.saturating_sub(run.n_rows));
+            let least = run.bounds.least;
+            let n_fill = for_threads.max(least.saturating_sub(run.n_rows));
             if n_fill > 0 {
-                self.zeros.resize(n_fill.max(self.bounds.least) * self.width, 0.0);
+                self.zeros.resize(FILL_TOKENS.len() * self.width, 0.0);
                 let step = StepRows {
                     session: SessionKey(0),
                     start_pos: 0,
@@ -173,22 +213,25 @@ impl Runs {
             }
             if is_last {
                 // The head runs on at least one row.
-                batch.logit_rows.resize(run.n_logit_rows.max(self.bounds.least), 0);
+                batch.logit_rows.resize(run.n_logit_rows.max(least), 0);
             }
         }
     }
 
-    /// Rows that the last run still takes.
-    fn room(&self) -> usize {
-        self.used().last().map_or(0, |run| self.bounds.most - run.n_rows)
+    /// Rows that the last run still takes of a path with these bounds.
+    fn room(&self, bounds: RowBounds) -> usize {
+        let last = self.used().last().filter(|run| run.bounds == bounds);
+        last.map_or(0, |run| bounds.most - run.n_rows)
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, bounds: RowBounds) {
         if self.runs.len() == self.n_used {
-            self.runs.push(Run::default());
+            let batch = Batch::default();
+            self.runs.push(Run { batch, bounds, n_rows: 0, n_logit_rows: 0 });
         }
         let run = &mut self.runs[self.n_used];
         run.batch.clear();
+        run.bounds = bounds;
         run.n_rows = 0;
         run.n_logit_rows = 0;
         self.n_used += 1;
@@ -196,7 +239,7 @@ impl Runs {
 }
 
 /// As many as a run is filled up with at most.
-const FILL_TOKENS: [u32; RowBounds::NARROW.least] = [0; RowBounds::NARROW.least];
+const FILL_TOKENS: [u32; RowBounds::MANY.least] = [0; RowBounds::MANY.least];
 
 /// How many of `left` rows of one sequence go into a run with `room`, so that neither part has a
 /// single row: it would take the path of decoding.
@@ -242,7 +285,7 @@ mod tests {
 
     const MOST: usize = 9;
 
-    fn runs(width: usize, bounds: RowBounds) -> Runs {
+    fn runs(width: usize, bounds: PathBounds) -> Runs {
         let shape = RunShape { block_tokens: 16, n_threads: 2, spare_block: 99, width };
         Runs { bounds, ..Runs::new(shape) }
     }
@@ -279,9 +322,11 @@ mod tests {
         fn cutting_changes_neither_rows_nor_their_paths(
             steps in proptest::collection::vec((0_usize..20, 1_usize..30, any::<bool>()), 1..8),
         ) {
-            let whole = (3, usize::MAX);
-            let [cut, whole] = [(3, MOST), whole].map(|(least, most)| {
-                let mut runs = runs(0, RowBounds { least, most });
+            let whole = PathBounds::both(RowBounds::ANY);
+            let together = PathBounds::both(RowBounds { least: 3, most: MOST });
+            let apart = PathBounds { decode: RowBounds { least: 2, most: 4 }, ..together };
+            let [whole, together, apart] = [whole, together, apart].map(|bounds| {
+                let mut runs = runs(0, bounds);
                 for (start_pos, n_rows, one_token) in &steps {
                     let tokens: Vec<u32> = (7..).take(*n_rows).collect();
                     let wanted: Vec<u32> = (0..*n_rows as u32).step_by(2).collect();
@@ -290,16 +335,24 @@ mod tests {
                 }
                 runs
             });
-            prop_assert_eq!(read(&cut), read(&whole));
-            prop_assert_eq!(cut.n_rows(), whole.n_rows());
-            prop_assert_eq!(cut.n_out(true), whole.n_out(true));
-            prop_assert!(cut.used().iter().all(|run| (1..=MOST).contains(&run.n_rows)));
+            for cut in [&together, &apart] {
+                prop_assert_eq!(read(cut), read(&whole));
+                prop_assert_eq!(cut.n_rows(), whole.n_rows());
+                prop_assert_eq!(cut.n_out(true), whole.n_out(true));
+                let fits = |run: &Run| (1..=run.bounds.most).contains(&run.n_rows);
+                prop_assert!(cut.used().iter().all(fits));
+            }
+            for run in apart.used() {
+                let decodes = run.bounds == apart.bounds.decode;
+                let begins = &run.batch.sequence_begins;
+                prop_assert!(!decodes || begins.windows(2).all(|begin| begin[1] - begin[0] == 1));
+            }
         }
     }
 
     #[test]
     fn a_short_run_gets_rows_and_head_rows_that_nobody_reads() {
-        let mut runs = runs(2, RowBounds::NARROW);
+        let mut runs = runs(2, PathBounds::both(RowBounds::MANY));
         let hidden = [0.5; 6];
         runs.push(&StepRows { hidden: Some(&hidden), ..step(5, &[1, 2, 3], &[2]) }, true, &[0, 1]);
         runs.fill_up(true);
@@ -314,11 +367,28 @@ mod tests {
     #[test]
     fn one_token_sequences_are_as_many_as_threads() {
         for (n_threads, expected) in [(1, 1), (2, 2), (3, 3), (8, 3)] {
-            let mut runs = runs(0, RowBounds::ANY);
+            let mut runs = runs(0, PathBounds::both(RowBounds::ANY));
             runs.n_threads = n_threads;
             runs.push(&step(3, &[1], &[]), true, &[0]);
             runs.fill_up(false);
             assert_eq!(runs.used()[0].batch.positions.len(), expected, "{n_threads} threads");
+        }
+    }
+
+    #[test]
+    fn few_rows_stay_few_for_any_number_of_threads() {
+        for n_threads in 1..20 {
+            for n_rows in 1..20 {
+                let decode = RowBounds::few(n_threads);
+                let mut runs = runs(0, PathBounds { decode, prefill: RowBounds::MANY });
+                runs.n_threads = n_threads;
+                runs.push(&step(0, &vec![1; n_rows], &[0]), true, &[0, 1]);
+                runs.fill_up(true);
+                for run in runs.used() {
+                    let n_rows = (run.batch.positions.len(), run.batch.logit_rows.len());
+                    assert!((2..=6).contains(&n_rows.0) && (2..=6).contains(&n_rows.1));
+                }
+            }
         }
     }
 }
