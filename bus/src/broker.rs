@@ -1,6 +1,6 @@
 //! What the broker tells of itself.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use serde::de::Error as _;
@@ -49,6 +49,21 @@ impl Bus {
                 subject: USER_INFO.to_owned(),
                 source: CodecError::Json(error),
             }),
+        }
+    }
+
+    /// Measures the way to the broker and back, by a question to the broker itself: a refusal
+    /// travels as far as an answer.
+    ///
+    /// # Errors
+    /// [`RequestError`], if neither comes.
+    pub async fn round_trip(&self, timeout: Duration) -> Result<Duration, RequestError> {
+        let asked = Instant::now();
+        match self.broker_time(timeout).await {
+            Ok(_) | Err(RequestError::Forbidden { .. } | RequestError::NoResponders { .. }) => {
+                Ok(asked.elapsed())
+            }
+            Err(error) => Err(error),
         }
     }
 

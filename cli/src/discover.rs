@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, Subscription, Violation};
+use stagebus_bus::{Bus, BusEvent, BusEvents, Subscription, Violation};
 use stagebus_schemas::ids::ModelName;
-use stagebus_schemas::subjects::{ANY_FLEET, Subject, Subjects};
+use stagebus_schemas::subjects::{ANY_FLEET, Subjects};
+use stagebus_view::FleetView;
 use tokio::time::Instant;
 use tracing::warn;
-
-use crate::status::view::FleetView;
 
 /// How long to listen when the model's name is unknown: longer than the interval in which
 /// everybody announces itself unasked, by default.
@@ -86,7 +85,14 @@ impl<'a> Listener<'a> {
             refused = refusal(&mut self.events) => return Err(explain(refused, self.model)),
         };
         let heard = heard.context("the connection to the broker was closed")?;
-        let Some(subjects) = take_in(&mut self.view, &heard) else { return Ok(()) };
+        let subjects = match self.view.hear(heard.subject(), &heard.payload, Instant::now().into())
+        {
+            Ok(subjects) => subjects,
+            Err(error) => {
+                warn!(error = &error as &dyn std::error::Error, "nothing is learnt from a message");
+                return Ok(());
+            }
+        };
         if !self.asked.contains(&subjects) {
             ask(self.bus, &subjects).await?;
             self.asked.push(subjects);
@@ -122,29 +128,6 @@ async fn ask(bus: &Bus, subjects: &Subjects) -> anyhow::Result<()> {
     bus.publish_bytes(&subjects.probe(), None, Bytes::new())
         .await
         .context("cannot ask who is there")
-}
-
-/// Adds an announcement to the view; returns the subjects of its model.
-fn take_in(view: &mut FleetView, heard: &Delivery) -> Option<Subjects> {
-    let (subject, now) = (heard.subject(), std::time::Instant::now());
-    let Ok(subjects) = Subjects::of(subject) else {
-        warn!(subject, "announcement on a subject that is none of ours");
-        return None;
-    };
-    let taken = match subjects.parse(subject) {
-        Ok(Subject::Worker(..)) => heard.decode().map(|worker| view.hear_worker(worker, now)),
-        Ok(Subject::Coordinator(_)) => heard.decode().map(|c| view.hear_coordinator(c, now)),
-        Ok(_) | Err(_) => {
-            warn!(subject, "announcement on a subject that is none of ours");
-            return None;
-        }
-    };
-    if let Err(error) = taken {
-        warn!(subject, error = %error, "announcement cannot be read");
-        view.hear_stranger(subject, &error);
-        return None;
-    }
-    Some(subjects)
 }
 
 /// Finds the model that the fleet serves when the user names none.

@@ -1,19 +1,19 @@
 //! `stagebus status`: who is there, with what load, and whether requests can be served.
 
-pub mod view;
+mod table;
 
 use std::time::Duration;
 
 use serde::Serialize;
 use stagebus_bus::Bus;
 use stagebus_schemas::ids::ModelName;
+use stagebus_view::{ModelView, Stranger};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::ClientArgs;
 use crate::console;
 use crate::discover;
 use crate::exit::Outcome;
-use view::{ModelView, Stranger};
 
 /// Pause between two looks of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ async fn look(bus: &Bus, model: Option<&ModelName>) -> anyhow::Result<StatusRepo
 }
 
 fn describe(report: &StatusReport, broker: &str) -> String {
-    let mut parts: Vec<String> = report.models.iter().map(ModelView::describe).collect();
+    let mut parts: Vec<String> = report.models.iter().map(table::describe).collect();
     let stranger = |stranger: &Stranger| {
         format!("! the announcement on {} cannot be read: {}\n", stranger.subject, stranger.error)
     };

@@ -1,8 +1,5 @@
 //! `stagebus top`: the fleet as it works, look after look.
 
-#[cfg(test)]
-mod fixture;
-pub mod meter;
 pub mod screen;
 
 use std::io::{self, IsTerminal as _};
@@ -16,16 +13,18 @@ use ratatui::DefaultTerminal;
 use stagebus_bus::Bus;
 use stagebus_coordinator::CoordinatorSettings;
 use stagebus_schemas::ids::ModelName;
+use stagebus_view::{Meter, Snapshot};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::ClientArgs;
 use crate::console;
 use crate::discover::Listener;
-use crate::doctor::broker::sound;
 use crate::exit::{Outcome, UsageError};
-use meter::{Meter, Snapshot};
 use screen::Screen;
+
+/// How long the broker may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// Lines that a page key scrolls.
 const PAGE: u16 = 10;
@@ -219,9 +218,11 @@ impl Watch<'_> {
                 }
                 _ = looks.tick() => {
                     n_looks += 1;
-                    listener.view.forget_silent(Instant::now());
+                    let now = Instant::now();
+                    listener.view.forget_silent(now);
                     snapshot.connected = self.bus.is_connected();
-                    snapshot.models = meter.look(&listener.view, self.unmeasured);
+                    snapshot.models = meter.look(&listener.view, self.unmeasured, now);
+                    snapshot.strangers = listener.view.strangers().cloned().collect();
                     out.show(&snapshot)?;
                 }
                 event = out.event() => match wish(&event?) {
@@ -241,7 +242,7 @@ impl Watch<'_> {
     /// The way to the broker and back, measured after a pause; nothing while it does not answer.
     async fn way(&self, pause: Duration) -> Option<Duration> {
         tokio::time::sleep(pause).await;
-        sound(self.bus).await.ok().map(|sounding| sounding.round_trip)
+        self.bus.round_trip(ANSWER).await.ok()
     }
 }
 

@@ -116,7 +116,7 @@ pub async fn distance(bus: &Bus, findings: &mut Findings) {
 }
 
 /// One question to the broker itself. A refusal travels as far as an answer.
-pub(crate) async fn sound(bus: &Bus) -> Result<Sounding, RequestError> {
+async fn sound(bus: &Bus) -> Result<Sounding, RequestError> {
     let (asked, clock) = (Instant::now(), SystemTime::now());
     let told = bus.broker_time(ANSWER).await;
     let round_trip = asked.elapsed();

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use stagebus_bus::{Bus, Violation};
 use stagebus_schemas::ids::ModelName;
 use stagebus_shards::ShardSet;
+use stagebus_view::{FleetView, ModelView, Problem};
 
 use super::finding::{Check, Fault, Findings};
 use super::machine::line;
 use crate::discover::{LISTEN, Listener};
-use crate::status::view::{FleetView, ModelView, Problem};
 
 /// Longest time to listen for somebody who was heard once.
 const LONGEST: Duration = Duration::from_secs(10);

@@ -6,8 +6,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 use stagebus_schemas::messages::fleet::WorkerState;
+use stagebus_view::{CoordinatorRates, ModelRates, Snapshot, WorkerRates};
 
-use super::meter::{CoordinatorRates, ModelRates, Snapshot, WorkerRates};
 use crate::console;
 
 /// Steps of height of a column in the curve of rates.
@@ -184,7 +184,9 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use super::super::fixture::{coordinator, worker};
+    use stagebus_view::Problem;
+    use stagebus_view::testing::{coordinator, worker};
+
     use super::*;
 
     fn snapshot() -> Snapshot {
@@ -226,6 +228,7 @@ mod tests {
                     coordinator: coordinator("smollm2", "c-x"),
                 }],
             }],
+            strangers: Vec::new(),
         }
     }
 
@@ -282,7 +285,7 @@ mod tests {
     #[test]
     fn a_problem_is_shown_in_a_line_of_its_own() {
         let mut snapshot = snapshot();
-        let problem = crate::status::view::Problem::NoCoordinator { n_leaving: 0 };
+        let problem = Problem::NoCoordinator { n_leaving: 0 };
         snapshot.models[0].problems.push(problem);
         snapshot.models[0].served = false;
         let lines = drawn(&mut screen(), (80, 12), &snapshot);

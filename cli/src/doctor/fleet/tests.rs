@@ -1,52 +1,22 @@
 //! Fleets with one fault each.
 
 use stagebus_schemas::codec::CodecError;
-use stagebus_schemas::ids::StageIndex;
 use stagebus_schemas::messages::fleet::{
     CoordinatorAnnouncement, WorkerAnnouncement, WorkerLoad, WorkerState,
 };
 use stagebus_schemas::version::MessageVersion;
+use stagebus_view::testing;
 
 use super::*;
 
 const UNMEASURED: Duration = Duration::from_secs(30);
 
 fn worker(stage: u16, name: &str) -> WorkerAnnouncement {
-    WorkerAnnouncement {
-        version: MessageVersion::CURRENT,
-        worker: name.parse().expect("an id"),
-        model: "m".parse().expect("a name"),
-        fingerprint: "f".to_owned(),
-        stage: StageIndex::new(stage),
-        n_stages: 2,
-        first_layer: u32::from(stage),
-        end_layer: u32::from(stage) + 1,
-        device: "CPU".to_owned(),
-        profile: "fast".to_owned(),
-        host: "box".to_owned(),
-        state: WorkerState::Ready,
-        interval_ms: 500,
-        load: WorkerLoad::default(),
-    }
+    testing::worker("m", stage, name)
 }
 
 fn coordinator() -> CoordinatorAnnouncement {
-    CoordinatorAnnouncement {
-        version: MessageVersion::CURRENT,
-        coordinator: "c".parse().expect("an id"),
-        model: "m".parse().expect("a name"),
-        fingerprint: "f".to_owned(),
-        n_stages: 2,
-        host: "box".to_owned(),
-        accepting: true,
-        interval_ms: 500,
-        n_sessions: 0,
-        requests_done: 0,
-        tokens_out: 0,
-        tokens_drafted: 0,
-        tokens_accepted: 0,
-        recoveries: 0,
-    }
+    testing::coordinator("m", "c")
 }
 
 /// A sound fleet, heard at `start`.
@@ -96,9 +66,9 @@ fn each_change_of_a_sound_fleet_is_told_by_its_fault() {
     check(&|view| view.hear_worker(hasty.clone(), start), &[Fault::WorkerSilent]);
     let found = serde_json::from_str("5").expect("a version");
     let version = CodecError::Version { found, expected: MessageVersion::CURRENT };
-    check(&|view| view.hear_stranger("a.b", &version), &[Fault::VersionsDiffer]);
+    check(&|view| view.hear_stranger("a.b", &version, start), &[Fault::VersionsDiffer]);
     let trailing = CodecError::Trailing { bytes: 1 };
-    check(&|view| view.hear_stranger("a.b", &trailing), &[Fault::AnnouncementInvalid]);
+    check(&|view| view.hear_stranger("a.b", &trailing, start), &[Fault::AnnouncementInvalid]);
 }
 
 #[test]

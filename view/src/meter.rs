@@ -7,12 +7,12 @@ use serde::Serialize;
 use stagebus_schemas::ids::{CoordinatorId, ModelName, WorkerId};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement};
 
-use crate::status::view::{FleetView, Heard, Problem};
+use crate::fleet_view::{FleetView, Heard, Problem, Stranger};
 
 /// Rates of a model that are kept to be drawn.
 const HISTORY: usize = 60;
 
-/// A fleet at one moment, as `stagebus top --json` prints it.
+/// A fleet at one moment, as `stagebus top --json` and the gateway's `/fleet` tell it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Snapshot {
     /// Whether the connection to the broker stands.
@@ -22,6 +22,8 @@ pub struct Snapshot {
     pub round_trip_ms: Option<f64>,
     /// The models.
     pub models: Vec<ModelRates>,
+    /// Those whose announcements cannot be read.
+    pub strangers: Vec<Stranger>,
 }
 
 /// A model.
@@ -42,7 +44,7 @@ pub struct ModelRates {
     /// Part of the drafted tokens that the model chose too, 0 to 1, lately; absent while none are
     /// drafted.
     pub acceptance: Option<f64>,
-    /// Tokens per second at each look, the latest last.
+    /// Tokens per second, the latest last; one value for each look or [`Meter::every`].
     pub history: Vec<f64>,
     /// Its workers, by stage.
     pub workers: Vec<WorkerRates>,
@@ -80,12 +82,16 @@ pub struct CoordinatorRates {
     pub coordinator: CoordinatorAnnouncement,
 }
 
-/// Turns one look after the other into snapshots.
+/// Turns one look after the other into rates.
 #[derive(Debug, Default)]
 pub struct Meter {
     workers: HashMap<WorkerId, Mark<2>>,
     coordinators: HashMap<CoordinatorId, Mark<4>>,
     history: HashMap<ModelName, VecDeque<f64>>,
+    /// Least time between two values of the history.
+    pace: Duration,
+    /// When the history got its last value.
+    noted: Option<Instant>,
 }
 
 /// The counters of an announcement, and their rates since the one before.
@@ -116,9 +122,21 @@ impl<const N: usize> Mark<N> {
 }
 
 impl Meter {
-    /// Takes in what is known now. `unmeasured` is how long a micro-batch may take of whose kind
-    /// nothing has been measured.
-    pub fn look(&mut self, view: &FleetView, unmeasured: Duration) -> Vec<ModelRates> {
+    /// Makes one whose history has a value for each `pace`, however often it looks; that of
+    /// [`Meter::default`] has one for each look.
+    #[must_use]
+    pub fn every(pace: Duration) -> Self {
+        Self { pace, ..Self::default() }
+    }
+
+    /// Takes in what is known at `now`. `unmeasured` is how long a micro-batch may take of whose
+    /// kind nothing has been measured.
+    pub fn look(
+        &mut self,
+        view: &FleetView,
+        unmeasured: Duration,
+        now: Instant,
+    ) -> Vec<ModelRates> {
         self.mark_all(view);
         let models = view.models().into_iter().map(|model| {
             let worker = |worker| self.worker(worker, unmeasured);
@@ -141,7 +159,7 @@ impl Meter {
             }
         });
         let mut models: Vec<ModelRates> = models.collect();
-        self.remember(&mut models);
+        self.remember(&mut models, now);
         models
     }
 
@@ -178,14 +196,21 @@ impl Meter {
         CoordinatorRates { tok_s, requests_s, drafted_s, accepted_s, coordinator }
     }
 
-    fn remember(&mut self, models: &mut [ModelRates]) {
+    fn remember(&mut self, models: &mut [ModelRates], now: Instant) {
+        let is_due = self.noted.is_none_or(|noted| now >= noted + self.pace);
+        if is_due {
+            self.noted = Some(now);
+        }
         self.history.retain(|name, _| models.iter().any(|model| model.model == *name));
         for model in models {
             let history = self.history.entry(model.model.clone()).or_default();
-            if history.len() == HISTORY {
-                history.pop_front();
+            // A model that is new begins at once.
+            if is_due || history.is_empty() {
+                if history.len() == HISTORY {
+                    history.pop_front();
+                }
+                history.push_back(model.tok_s);
             }
-            history.push_back(model.tok_s);
             model.history = history.iter().copied().collect();
         }
     }
@@ -197,8 +222,8 @@ fn mark<const N: usize>(before: Option<&Mark<N>>, at: Instant, counts: [u64; N])
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{coordinator, worker};
     use super::*;
+    use crate::testing::{coordinator, worker};
 
     const UNMEASURED: Duration = Duration::from_secs(30);
 
@@ -219,28 +244,28 @@ mod tests {
     #[test]
     fn rates_are_counted_between_announcements() {
         let (mut meter, start) = (Meter::default(), Instant::now());
-        let first = &meter.look(&view(start, 1), UNMEASURED)[0];
+        let first = &meter.look(&view(start, 1), UNMEASURED, start)[0];
         assert_eq!((first.tok_s, first.acceptance), (0.0, None), "one look tells no rate");
         let half = start + Duration::from_millis(500);
-        let second = &meter.look(&view(half, 2), UNMEASURED)[0];
+        let second = &meter.look(&view(half, 2), UNMEASURED, half)[0];
         assert_eq!((second.tok_s, second.acceptance), (80.0, Some(0.5)));
         assert_eq!((second.workers[0].steps_s, second.workers[0].rows_s), (40.0, 160.0));
         assert_eq!(second.workers[0].kv_part, Some(0.25));
         let coordinator = &second.coordinators[0];
         assert_eq!((coordinator.requests_s, coordinator.drafted_s), (4.0, 120.0));
         // No news: the rate stands.
-        let third = &meter.look(&view(half, 2), UNMEASURED)[0];
+        let third = &meter.look(&view(half, 2), UNMEASURED, half)[0];
         assert_eq!((third.tok_s, third.history.as_slice()), (80.0, &[0.0, 80.0, 80.0][..]));
     }
 
     #[test]
     fn who_is_gone_is_forgotten() {
         let (mut meter, start) = (Meter::default(), Instant::now());
-        meter.look(&view(start, 1), UNMEASURED);
-        assert!(meter.look(&FleetView::default(), UNMEASURED).is_empty());
+        meter.look(&view(start, 1), UNMEASURED, start);
+        assert!(meter.look(&FleetView::default(), UNMEASURED, start).is_empty());
         assert!(meter.workers.is_empty() && meter.history.is_empty());
         let later = start + Duration::from_secs(1);
-        let anew = meter.look(&view(later, 9), UNMEASURED);
+        let anew = meter.look(&view(later, 9), UNMEASURED, later);
         assert_eq!(anew[0].history, [0.0], "it begins anew");
     }
 
@@ -248,10 +273,22 @@ mod tests {
     fn the_history_has_a_bound() {
         let (mut meter, start) = (Meter::default(), Instant::now());
         for n in 0..100 {
-            meter.look(&view(start + Duration::from_secs(n), n), UNMEASURED);
+            let at = start + Duration::from_secs(n);
+            meter.look(&view(at, n), UNMEASURED, at);
         }
         let at = start + Duration::from_secs(100);
-        let history = &meter.look(&view(at, 100), UNMEASURED)[0].history;
+        let history = &meter.look(&view(at, 100), UNMEASURED, at)[0].history;
         assert_eq!((history.len(), history.last()), (HISTORY, Some(&40.0)));
+    }
+
+    #[test]
+    fn a_history_keeps_its_pace_however_often_it_is_looked_at() {
+        let (mut meter, start) = (Meter::every(Duration::from_secs(1)), Instant::now());
+        for n in 0..9 {
+            let at = start + Duration::from_millis(400 * n);
+            meter.look(&view(at, n), UNMEASURED, at);
+        }
+        // At 0, 1.2, 2.4 s; the look at 3.2 s comes before the next one is due.
+        assert_eq!(meter.history[&"m".parse().expect("a name")].len(), 3);
     }
 }

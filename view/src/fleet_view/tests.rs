@@ -1,60 +1,22 @@
 //! Fleets with and without gaps.
 
-use stagebus_schemas::messages::fleet::WorkerLoad;
 use stagebus_schemas::version::MessageVersion;
 
 use super::*;
-
-fn model() -> ModelName {
-    ModelName::new("m").expect("a valid name")
-}
+use crate::testing;
 
 fn worker(stage: u16, name: &str, fingerprint: &str, state: WorkerState) -> WorkerAnnouncement {
-    WorkerAnnouncement {
-        version: MessageVersion::CURRENT,
-        worker: WorkerId::new(name).expect("a valid id"),
-        model: model(),
-        fingerprint: fingerprint.to_owned(),
-        stage: StageIndex::new(stage),
-        n_stages: 2,
-        first_layer: u32::from(stage) * 15,
-        end_layer: u32::from(stage) * 15 + 15,
-        device: "CPU".to_owned(),
-        profile: "fast".to_owned(),
-        host: "box".to_owned(),
-        state,
-        interval_ms: 300,
-        load: WorkerLoad {
-            n_sessions: 1,
-            max_sessions: 32,
-            queue_depth: 0,
-            kv_tokens: 40,
-            kv_bytes: 1 << 20,
-            kv_max_bytes: 0,
-            steps_completed: 5,
-            decode_us: 5250,
-            prefill_row_us: 300,
-            ..WorkerLoad::default()
-        },
-    }
+    let fingerprint = fingerprint.to_owned();
+    WorkerAnnouncement { fingerprint, state, interval_ms: 300, ..testing::worker("m", stage, name) }
 }
 
 fn coordinator(name: &str, fingerprint: &str, accepting: bool) -> CoordinatorAnnouncement {
+    let fingerprint = fingerprint.to_owned();
     CoordinatorAnnouncement {
-        version: MessageVersion::CURRENT,
-        coordinator: CoordinatorId::new(name).expect("a valid id"),
-        model: model(),
-        fingerprint: fingerprint.to_owned(),
-        n_stages: 2,
-        host: "box".to_owned(),
+        fingerprint,
         accepting,
         interval_ms: 300,
-        n_sessions: 1,
-        requests_done: 3,
-        tokens_out: 90,
-        tokens_drafted: 40,
-        tokens_accepted: 30,
-        recoveries: 0,
+        ..testing::coordinator("m", name)
     }
 }
 
@@ -149,25 +111,50 @@ fn who_misses_three_announcements_is_forgotten() {
 }
 
 #[test]
-fn somebody_of_another_version_is_told_by_it() {
-    let mut view = FleetView::default();
+fn somebody_of_another_version_is_told_by_it_and_forgotten_after_a_while() {
+    let (mut view, start) = (FleetView::default(), Instant::now());
     let found: MessageVersion = serde_json::from_str("5").expect("a version");
     let other = CodecError::Version { found, expected: MessageVersion::CURRENT };
-    view.hear_stranger("a.b", &other);
-    view.hear_stranger("a.b", &other);
-    view.hear_stranger("a.c", &CodecError::Trailing { bytes: 1 });
-    let versions: Vec<_> = view.strangers().map(|stranger| stranger.version).collect();
-    assert_eq!(versions, [Some(5), None]);
+    view.hear_stranger("a.b", &other, start);
+    view.hear_stranger("a.b", &other, start + Duration::from_secs(5));
+    view.hear_stranger("a.c", &CodecError::Trailing { bytes: 1 }, start);
+    let versions = |view: &FleetView| view.strangers().map(|s| s.version).collect::<Vec<_>>();
+    assert_eq!(versions(&view), [Some(5), None]);
     assert!(view.models().is_empty());
+    view.forget_silent(start + Duration::from_secs(10));
+    assert_eq!(versions(&view), [Some(5)]);
 }
 
 #[test]
-fn the_description_names_everybody_and_every_problem() {
-    let workers = vec![worker(0, "w0-a", "0123456789abcdef", WorkerState::Ready)];
-    let coordinators = vec![coordinator("c-x", "0123456789abcdef", true)];
-    let text = view(workers, coordinators)[0].describe();
-    for part in ["m: CANNOT BE SERVED", "! stage 1 has nobody", "w0-a", "1/32", "5.25", "c-x"] {
-        assert!(text.contains(part), "{part} is missing in\n{text}");
+fn messages_are_taken_in_by_their_subjects() {
+    let (mut view, now) = (FleetView::default(), Instant::now());
+    let ready = worker(0, "w0-a", "f", WorkerState::Ready);
+    let subjects = Subjects::new(&ready.model);
+    let subject = subjects.worker(ready.stage, &ready.worker);
+    let payload = codec::encode(&ready).expect("a message");
+    assert_eq!(view.hear(&subject, &payload, now).expect("a worker"), subjects);
+    let chief = coordinator("c-x", "f", true);
+    let payload = codec::encode(&chief).expect("a message");
+    view.hear(&subjects.coordinator(&chief.coordinator), &payload, now).expect("a coordinator");
+    assert_eq!((view.workers().count(), view.coordinators().count()), (1, 1));
+
+    let unreadable = view.hear(&subject, &payload, now);
+    assert!(matches!(unreadable, Err(HearError::Unreadable { .. })), "{unreadable:?}");
+    assert_eq!(view.strangers().next().map(|stranger| &stranger.subject), Some(&subject));
+    for stray in [subjects.prompt(), "a.b".to_owned()] {
+        let refused = view.hear(&stray, &payload, now);
+        assert!(matches!(refused, Err(HearError::Subject { .. })), "{refused:?}");
     }
-    assert!(!text.contains("0123456789abcdef"), "fingerprints are shortened\n{text}");
+}
+
+#[test]
+fn what_is_remembered_has_a_bound() {
+    let (mut view, now) = (FleetView::default(), Instant::now());
+    for n in 0..=MAX_MEMBERS {
+        view.hear_coordinator(coordinator(&format!("c-{n}"), "f", true), now);
+    }
+    assert_eq!(view.coordinators().count(), MAX_MEMBERS);
+    view.hear_coordinator(coordinator("c-0", "f", false), now);
+    let first = view.coordinators().next().map(|heard| heard.announcement.accepting);
+    assert_eq!(first, Some(false), "those that are known are followed");
 }

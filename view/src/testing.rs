@@ -1,4 +1,4 @@
-//! Announcements for tests.
+//! Announcements for tests, of a fleet of two stages.
 
 use stagebus_schemas::ids::StageIndex;
 use stagebus_schemas::messages::fleet::{
@@ -6,7 +6,12 @@ use stagebus_schemas::messages::fleet::{
 };
 use stagebus_schemas::version::MessageVersion;
 
-pub(super) fn worker(model: &str, stage: u16, name: &str) -> WorkerAnnouncement {
+/// A worker that is ready and holds one session.
+///
+/// # Panics
+/// A name that is not valid.
+#[must_use]
+pub fn worker(model: &str, stage: u16, name: &str) -> WorkerAnnouncement {
     WorkerAnnouncement {
         version: MessageVersion::CURRENT,
         worker: name.parse().expect("an id"),
@@ -30,7 +35,12 @@ pub(super) fn worker(model: &str, stage: u16, name: &str) -> WorkerAnnouncement 
     }
 }
 
-pub(super) fn coordinator(model: &str, name: &str) -> CoordinatorAnnouncement {
+/// A coordinator that takes requests and runs one.
+///
+/// # Panics
+/// A name that is not valid.
+#[must_use]
+pub fn coordinator(model: &str, name: &str) -> CoordinatorAnnouncement {
     CoordinatorAnnouncement {
         version: MessageVersion::CURRENT,
         coordinator: name.parse().expect("an id"),

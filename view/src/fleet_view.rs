@@ -1,31 +1,51 @@
-//! The fleet as its announcements describe it, and whether a model can be served.
+//! Who was heard, and whether a model can be served.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use stagebus_schemas::codec::CodecError;
+use stagebus_schemas::codec::{self, CodecError};
 use stagebus_schemas::ids::{CoordinatorId, ModelName, StageIndex, WorkerId};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement, WorkerState};
-
-use crate::console;
-
-/// Digits of a fingerprint that are shown to people.
-const SHOWN_FINGERPRINT: usize = 12;
+use stagebus_schemas::subjects::{Subject, Subjects};
 
 /// Announcements that may be missing before somebody counts as gone.
 const MISSED_ANNOUNCEMENTS: u32 = 3;
 
-/// Announcements that cannot be read and are remembered: a fleet has far fewer processes.
-const MAX_STRANGERS: usize = 1024;
+/// How long somebody whose announcements cannot be read is remembered: nobody knows its interval.
+const STRANGER_SILENCE: Duration = Duration::from_secs(10);
+
+/// Workers, coordinators and strangers that are remembered, each: a fleet has far fewer, and nobody
+/// can fill the memory.
+const MAX_MEMBERS: usize = 4096;
 
 /// The latest announcement of everybody that was heard.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FleetView {
     workers: BTreeMap<(ModelName, StageIndex, WorkerId), Heard<WorkerAnnouncement>>,
     coordinators: BTreeMap<(ModelName, CoordinatorId), Heard<CoordinatorAnnouncement>>,
-    strangers: BTreeMap<String, Stranger>,
+    strangers: BTreeMap<String, Heard<Stranger>>,
+}
+
+/// Why a message tells nothing of the fleet.
+#[derive(Debug, thiserror::Error)]
+pub enum HearError {
+    /// It is no announcement.
+    #[error("{subject} is no subject of announcements")]
+    Subject {
+        /// Where it came.
+        subject: String,
+    },
+    /// It cannot be read; who sent it is remembered as a stranger.
+    #[error("the announcement on {subject} cannot be read")]
+    Unreadable {
+        /// Where it came.
+        subject: String,
+        /// Why.
+        #[source]
+        source: CodecError,
+    },
 }
 
 /// An announcement and when it came.
@@ -48,7 +68,7 @@ pub struct Stranger {
     pub error: String,
 }
 
-/// One model, as `stagebus status --json` prints it.
+/// One model: who serves it, and whether they can.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelView {
     /// The model.
@@ -115,32 +135,59 @@ impl fmt::Display for Problem {
 }
 
 impl FleetView {
+    /// Takes in what came on a subject; returns the subjects of its model.
+    ///
+    /// # Errors
+    /// [`HearError`].
+    pub fn hear(
+        &mut self,
+        subject: &str,
+        payload: &[u8],
+        at: Instant,
+    ) -> Result<Subjects, HearError> {
+        let stray = || HearError::Subject { subject: subject.to_owned() };
+        let subjects = Subjects::of(subject).map_err(|_none_of_ours| stray())?;
+        let taken = match subjects.parse(subject) {
+            Ok(Subject::Worker(..)) => {
+                codec::decode(payload).map(|worker| self.hear_worker(worker, at))
+            }
+            Ok(Subject::Coordinator(_)) => {
+                codec::decode(payload).map(|coordinator| self.hear_coordinator(coordinator, at))
+            }
+            Ok(_) | Err(_) => return Err(stray()),
+        };
+        taken.map_err(|source| {
+            self.hear_stranger(subject, &source, at);
+            HearError::Unreadable { subject: subject.to_owned(), source }
+        })?;
+        Ok(subjects)
+    }
+
     /// Takes in a worker's announcement; one that says good-bye removes the worker.
     pub fn hear_worker(&mut self, announcement: WorkerAnnouncement, at: Instant) {
         let key = (announcement.model.clone(), announcement.stage, announcement.worker.clone());
         if announcement.state == WorkerState::Leaving {
             self.workers.remove(&key);
         } else {
-            self.workers.insert(key, Heard { at, announcement });
+            remember(&mut self.workers, key, Heard { at, announcement });
         }
     }
 
     /// Takes in a coordinator's announcement.
     pub fn hear_coordinator(&mut self, announcement: CoordinatorAnnouncement, at: Instant) {
         let key = (announcement.model.clone(), announcement.coordinator.clone());
-        self.coordinators.insert(key, Heard { at, announcement });
+        remember(&mut self.coordinators, key, Heard { at, announcement });
     }
 
     /// Takes in an announcement that cannot be read.
-    pub fn hear_stranger(&mut self, subject: &str, error: &CodecError) {
+    pub fn hear_stranger(&mut self, subject: &str, error: &CodecError, at: Instant) {
         let version = match error {
             CodecError::Version { found, .. } => Some(found.number()),
             _ => None,
         };
         let (subject, error) = (subject.to_owned(), error.to_string());
-        if self.strangers.len() < MAX_STRANGERS || self.strangers.contains_key(&subject) {
-            self.strangers.insert(subject.clone(), Stranger { subject, version, error });
-        }
+        let announcement = Stranger { subject: subject.clone(), version, error };
+        remember(&mut self.strangers, subject, Heard { at, announcement });
     }
 
     /// The workers with the times of their last announcements, by model and stage.
@@ -155,14 +202,15 @@ impl FleetView {
 
     /// Those whose announcements cannot be read.
     pub fn strangers(&self) -> impl Iterator<Item = &Stranger> {
-        self.strangers.values()
+        self.strangers.values().map(|heard| &heard.announcement)
     }
 
-    /// Removes those who have missed three announcements.
+    /// Removes those who have missed three announcements, and strangers after 10 seconds.
     pub fn forget_silent(&mut self, now: Instant) {
         self.workers.retain(|_, worker| worker.expires() > now);
         self.coordinators
             .retain(|_, coordinator| expires(coordinator.at, coordinator.interval()) > now);
+        self.strangers.retain(|_, stranger| stranger.at + STRANGER_SILENCE > now);
     }
 
     /// The models heard of, each with its state, in the order of their names.
@@ -216,6 +264,13 @@ impl Heard<CoordinatorAnnouncement> {
     }
 }
 
+/// Those who are known are followed; others are remembered while there is room.
+fn remember<K: Ord, T>(all: &mut BTreeMap<K, Heard<T>>, key: K, heard: Heard<T>) {
+    if all.len() < MAX_MEMBERS || all.contains_key(&key) {
+        all.insert(key, heard);
+    }
+}
+
 fn expires(at: Instant, interval: Duration) -> Instant {
     at + interval * MISSED_ANNOUNCEMENTS
 }
@@ -247,99 +302,6 @@ fn stage_problem(stage: u16, fingerprint: &str, workers: &[WorkerAnnouncement]) 
     let n_other_shards = here.iter().filter(|worker| !fits(worker)).count();
     let n_leaving = here.iter().filter(|worker| fits(worker)).count();
     Some(Problem::StageEmpty { stage, n_leaving, n_other_shards })
-}
-
-impl ModelView {
-    /// Describes the model for people.
-    #[must_use]
-    pub fn describe(&self) -> String {
-        let state = if self.served { "served" } else { "CANNOT BE SERVED" };
-        let mut text = format!("{}: {state}, {} stages\n", self.model, self.n_stages);
-        for problem in &self.problems {
-            text.push_str(&format!("  ! {problem}\n"));
-        }
-        let rows: Vec<_> = self.workers.iter().map(worker_row).collect();
-        if !rows.is_empty() {
-            let header = [
-                "stage",
-                "layers",
-                "worker",
-                "state",
-                "sessions",
-                "queue",
-                "kv tokens",
-                "kv MiB",
-                "ms",
-                "device",
-                "profile",
-                "host",
-                "shards",
-            ];
-            text.push_str(&console::table(&header, &rows));
-        }
-        let rows: Vec<_> = self.coordinators.iter().map(coordinator_row).collect();
-        if !rows.is_empty() {
-            let header = [
-                "coordinator",
-                "state",
-                "sessions",
-                "done",
-                "tokens",
-                "drafted",
-                "accepted",
-                "replays",
-                "host",
-                "shards",
-            ];
-            text.push_str(&console::table(&header, &rows));
-        }
-        text
-    }
-}
-
-fn worker_row(worker: &WorkerAnnouncement) -> Vec<String> {
-    let load = &worker.load;
-    #[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
-    let kv_mib = load.kv_bytes as f64 / f64::from(1 << 20);
-    let state = match worker.state {
-        WorkerState::Ready => "ready",
-        WorkerState::Draining => "draining",
-        WorkerState::Leaving => "leaving",
-    };
-    vec![
-        worker.stage.to_string(),
-        format!("{}..{}", worker.first_layer, worker.end_layer),
-        worker.worker.to_string(),
-        state.to_owned(),
-        format!("{}/{}", load.n_sessions, load.max_sessions),
-        load.queue_depth.to_string(),
-        load.kv_tokens.to_string(),
-        format!("{kv_mib:.1}"),
-        format!("{:.2}", f64::from(load.decode_us) / 1e3),
-        worker.device.clone(),
-        worker.profile.clone(),
-        worker.host.clone(),
-        shown_fingerprint(&worker.fingerprint),
-    ]
-}
-
-fn coordinator_row(coordinator: &CoordinatorAnnouncement) -> Vec<String> {
-    vec![
-        coordinator.coordinator.to_string(),
-        if coordinator.accepting { "ready" } else { "draining" }.to_owned(),
-        coordinator.n_sessions.to_string(),
-        coordinator.requests_done.to_string(),
-        coordinator.tokens_out.to_string(),
-        coordinator.tokens_drafted.to_string(),
-        coordinator.tokens_accepted.to_string(),
-        coordinator.recoveries.to_string(),
-        coordinator.host.clone(),
-        shown_fingerprint(&coordinator.fingerprint),
-    ]
-}
-
-fn shown_fingerprint(fingerprint: &str) -> String {
-    fingerprint.get(..SHOWN_FINGERPRINT).unwrap_or(fingerprint).to_owned()
 }
 
 #[cfg(test)]
