@@ -30,7 +30,7 @@ use stagebus_draft::windows::Fit;
 use stagebus_schemas::ids::{CoordinatorId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement, WorkerState};
 use stagebus_schemas::messages::head::HeadRow;
-use stagebus_schemas::messages::public::{FinishReason, Limits};
+use stagebus_schemas::messages::public::{FinishReason, Limits, StepTimes};
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
 use tracing::{info, warn};
@@ -153,6 +153,8 @@ struct Unsettled {
     output_len: usize,
     /// Set with the last token.
     end: Option<FinishReason>,
+    /// What their step took, if the request asked for it.
+    times: Option<StepTimes>,
 }
 
 impl State {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use stagebus_schemas::messages::forward::StageTime;
-use stagebus_schemas::messages::public::Timings;
+use stagebus_schemas::messages::public::{StepTimes, Timings};
 
 /// Weight of a new value in a smoothed time: about the last ten values count.
 const SMOOTHING: f64 = 0.2;
@@ -62,6 +62,8 @@ pub(crate) fn ask_after(least: Duration, round_trip: Smoothed) -> Duration {
 /// Collects the times of one request.
 #[derive(Debug, Clone)]
 pub(crate) struct Stopwatch {
+    /// Whether the client wants to know what each step took.
+    pub(crate) tells_steps: bool,
     arrival: Instant,
     first_step: Option<Instant>,
     first_token: Option<Instant>,
@@ -81,6 +83,7 @@ impl Stopwatch {
     /// Starts at the arrival of the request.
     pub(crate) fn new(arrival: Instant, n_stages: usize) -> Self {
         Self {
+            tells_steps: false,
             arrival,
             first_step: None,
             first_token: None,
@@ -114,6 +117,36 @@ impl Stopwatch {
                 *sum += u64::from(time.infer_us);
             }
         }
+    }
+
+    /// Returns what a step took, if the client wants to know; the number of its tokens is not known
+    /// here. Entries of `trace` for stages that do not exist are ignored.
+    pub(crate) fn step_times(
+        &self,
+        round_trip: Duration,
+        trace: &[StageTime],
+    ) -> Option<StepTimes> {
+        if !self.tells_steps {
+            return None;
+        }
+        let n_stages = self.decode.infer_us.len();
+        let (mut stage_queue_ms, mut stage_infer_ms) = (vec![0.0; n_stages], vec![0.0; n_stages]);
+        for time in trace {
+            let stage = time.stage.index();
+            if let Some(queue) = stage_queue_ms.get_mut(stage) {
+                *queue = milliseconds(Duration::from_micros(time.queue_us.into()));
+            }
+            if let Some(infer) = stage_infer_ms.get_mut(stage) {
+                *infer = milliseconds(Duration::from_micros(time.infer_us.into()));
+            }
+        }
+        Some(StepTimes {
+            tokens: 0,
+            round_trip_ms: milliseconds(round_trip),
+            hops_ms: milliseconds(unaccounted(round_trip, trace)),
+            stage_queue_ms,
+            stage_infer_ms,
+        })
     }
 
     /// Returns the time from arrival until `now`.
@@ -164,6 +197,12 @@ impl DecodeTimes {
         }
         milliseconds(self.round_trips / self.n_steps) - stage_infer_ms.iter().sum::<f64>()
     }
+}
+
+/// Returns the part of a round trip in which no stage had the step.
+pub(crate) fn unaccounted(round_trip: Duration, trace: &[StageTime]) -> Duration {
+    let in_stages: u64 = trace.iter().map(|time| u64::from(time.total_us)).sum();
+    round_trip.saturating_sub(Duration::from_micros(in_stages))
 }
 
 fn milliseconds(duration: Duration) -> f64 {

@@ -1,7 +1,7 @@
 //! The output of a session on its way to the client: tokens become text, text passes the stop
 //! strings, and what became final makes token events.
 
-use stagebus_schemas::messages::public::{Event, TokenLogprobs};
+use stagebus_schemas::messages::public::{Event, StepTimes, TokenLogprobs};
 use stagebus_shards::text::Detokenizer;
 
 use crate::stop::{Matched, StopMatcher};
@@ -26,6 +26,8 @@ pub(crate) struct Output {
     pub(crate) tokens: Vec<u32>,
     /// One entry per token, if the request asked for them.
     pub(crate) logprobs: Vec<TokenLogprobs>,
+    /// One entry per step, if the request asked for them.
+    pub(crate) steps: Vec<StepTimes>,
 }
 
 impl Transcript {
@@ -76,6 +78,11 @@ impl Transcript {
         self.fresh.logprobs.extend(logprobs);
     }
 
+    /// Notes what the step took whose tokens came last.
+    pub(crate) fn push_times(&mut self, times: StepTimes) {
+        self.fresh.steps.push(times);
+    }
+
     /// Lets go of the text that was held back, because no token follows. Returns true if that
     /// completes a stop string.
     pub(crate) fn finish(&mut self) -> bool {
@@ -100,8 +107,8 @@ impl Transcript {
         }
         let i = self.next_event;
         self.next_event += 1;
-        let Output { text, tokens, logprobs } = self.take();
-        Some(Event::Token { i, text, tokens, logprobs })
+        let Output { text, tokens, logprobs, steps } = self.take();
+        Some(Event::Token { i, text, tokens, logprobs, steps })
     }
 
     /// Returns what no event has carried.

@@ -13,6 +13,8 @@ use axum::response::sse::{Event, Sse};
 use futures::StreamExt as _;
 use futures::future::try_join_all;
 use futures::stream::{self, BoxStream, SelectAll};
+use serde::Serialize;
+use stagebus_schemas::messages::public::StepTimes;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -30,7 +32,7 @@ const DONE: &str = "[DONE]";
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Asks nginx and others to pass events on at once.
-const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffering");
+pub(crate) const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Carries out an order.
 ///
@@ -128,6 +130,27 @@ impl Progress {
     }
 }
 
+/// What steps took, before the text that they bring. Like the chunk that tells what was used it has
+/// no choices; OpenAI's API has no such chunk, and nobody gets it unasked.
+#[derive(Serialize)]
+struct StepsChunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: [(); 0],
+    index: u32,
+    steps: &'a [StepTimes],
+}
+
+impl<'a> StepsChunk<'a> {
+    fn new(head: &'a Head, index: u32, steps: &'a [StepTimes]) -> Self {
+        let Head { id, created, model, .. } = head;
+        let (object, created) = ("stagebus.steps", *created);
+        Self { id, object, created, model, choices: [], index, steps }
+    }
+}
+
 type Pieces = BoxStream<'static, (u32, Result<Piece, ApiError>)>;
 
 /// Several answers as one stream of events. Dropped before its end, all of them are cancelled.
@@ -192,8 +215,12 @@ impl<F: Format> Streamed<F> {
     fn take(&mut self, index: u32, piece: Piece) {
         match piece {
             Piece::Waiting => self.ready.push_back(Event::default().comment("waiting")),
-            Piece::Delta { text, logprobs } => {
+            Piece::Delta { text, logprobs, steps } => {
                 self.progress.token_came();
+                if !steps.is_empty() {
+                    let chunk = StepsChunk::new(&self.head, index, &steps);
+                    self.push(serde_json::to_string(&chunk));
+                }
                 if !text.is_empty() || !logprobs.is_empty() {
                     let chunk = self.format.delta(&self.head, index, &text, &logprobs);
                     self.push(chunk);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use stagebus_bus::{EventStream, StreamError};
 use stagebus_schemas::ids::{ModelName, RequestId};
 use stagebus_schemas::messages::public::{
-    Event, FinishReason, PromptRequest, Timings, TokenLogprobs, Usage,
+    Event, FinishReason, PromptRequest, StepTimes, Timings, TokenLogprobs, Usage,
 };
 use stagebus_schemas::subjects::Subjects;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -36,6 +36,8 @@ pub(crate) enum Piece {
         text: String,
         /// One entry per token.
         logprobs: Vec<TokenLogprobs>,
+        /// One entry per step whose tokens came, if asked for.
+        steps: Vec<StepTimes>,
     },
     /// The request lives and has nothing new.
     Waiting,
@@ -121,9 +123,9 @@ impl Generation {
             return Ok(None);
         }
         let piece = match self.event().await? {
-            Some(Event::Token { text, logprobs, .. }) => {
+            Some(Event::Token { text, logprobs, steps, .. }) => {
                 self.cancel.gateway.token_came();
-                Piece::Delta { text, logprobs }
+                Piece::Delta { text, logprobs, steps }
             }
             Some(Event::Accepted { .. } | Event::Status { .. }) => Piece::Waiting,
             Some(Event::Done { finish_reason, usage, timings, text, logprobs, .. }) => {

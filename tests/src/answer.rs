@@ -83,7 +83,7 @@ impl Answer {
             }
             _ if self.accepted.is_none() => bail!("{event:?} came before the acceptance"),
             Event::Status { state, stage, .. } => self.states.push((state, stage)),
-            Event::Token { i, text, tokens, logprobs } => {
+            Event::Token { i, text, tokens, logprobs, .. } => {
                 ensure!(i == self.n_events as u64, "token event {i} instead of {}", self.n_events);
                 self.n_events += 1;
                 self.text.push_str(&text);

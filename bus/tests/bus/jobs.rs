@@ -42,7 +42,13 @@ fn request(name: &str) -> PromptRequest {
 }
 
 fn token(i: u64) -> Event {
-    Event::Token { i, text: format!("t{i}"), tokens: vec![7], logprobs: Vec::new() }
+    Event::Token {
+        i,
+        text: format!("t{i}"),
+        tokens: vec![7],
+        logprobs: Vec::new(),
+        steps: Vec::new(),
+    }
 }
 
 fn event(event: &Event, after: u64, name: &str) -> NewEvent {

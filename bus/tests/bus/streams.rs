@@ -23,7 +23,7 @@ fn accepted() -> Event {
 }
 
 fn token(i: u64) -> Event {
-    Event::Token { i, text: "a".into(), tokens: vec![7], logprobs: vec![] }
+    Event::Token { i, text: "a".into(), tokens: vec![7], logprobs: vec![], steps: vec![] }
 }
 
 fn done() -> Event {

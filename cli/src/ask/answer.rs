@@ -225,7 +225,8 @@ mod tests {
     }
 
     fn token(i: u64, text: &str, token: u32) -> Event {
-        Event::Token { i, text: text.to_owned(), tokens: vec![token], logprobs: vec![] }
+        let (text, logprobs, steps) = (text.to_owned(), vec![], vec![]);
+        Event::Token { i, text, tokens: vec![token], logprobs, steps }
     }
 
     fn done(text: Option<&str>, tokens: Option<Vec<u32>>) -> Event {

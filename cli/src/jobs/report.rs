@@ -172,7 +172,8 @@ mod tests {
     }
 
     fn token(i: u64, text: &str) -> Event {
-        Event::Token { i, text: text.to_owned(), tokens: vec![7], logprobs: Vec::new() }
+        let (text, logprobs, steps) = (text.to_owned(), Vec::new(), Vec::new());
+        Event::Token { i, text, tokens: vec![7], logprobs, steps }
     }
 
     #[test]

@@ -175,10 +175,10 @@ impl Keeper {
     async fn store_event(&mut self, event: &Event) -> Result<(), JobError> {
         let payload = match event {
             // Events that were merged leave no gap in the numbers.
-            Event::Token { text, tokens, logprobs, .. } => {
+            Event::Token { text, tokens, logprobs, steps, .. } => {
                 let (text, tokens, logprobs) = (text.clone(), tokens.clone(), logprobs.clone());
-                let token = Event::Token { i: self.n_token_events, text, tokens, logprobs };
-                encode_public(self.content, &token)?
+                let (i, steps) = (self.n_token_events, steps.clone());
+                encode_public(self.content, &Event::Token { i, text, tokens, logprobs, steps })?
             }
             other => encode_public(self.content, other)?,
         };
@@ -258,15 +258,22 @@ impl Keeper {
 /// Joins token events that wait behind one another; what cannot be joined is held for the next
 /// round.
 fn merged(mut event: Event, events: &mut Receiver<Event>, held: &mut Option<Event>) -> Event {
-    while let Event::Token { text, tokens, logprobs, .. } = &mut event
+    while let Event::Token { text, tokens, logprobs, steps, .. } = &mut event
         && tokens.len() < MAX_MERGED_TOKENS
         && let Ok(next) = events.try_recv()
     {
         match next {
-            Event::Token { text: more_text, tokens: more, logprobs: more_logprobs, .. } => {
+            Event::Token {
+                text: more_text,
+                tokens: more,
+                logprobs: more_logprobs,
+                steps: more_steps,
+                ..
+            } => {
                 text.push_str(&more_text);
                 tokens.extend(more);
                 logprobs.extend(more_logprobs);
+                steps.extend(more_steps);
             }
             other => {
                 *held = Some(other);
@@ -290,7 +297,7 @@ mod tests {
 
     fn token(text: &str, tokens: &[u32]) -> Event {
         let (text, tokens) = (text.to_owned(), tokens.to_vec());
-        Event::Token { i: 0, text, tokens, logprobs: Vec::new() }
+        Event::Token { i: 0, text, tokens, logprobs: Vec::new(), steps: Vec::new() }
     }
 
     #[test]

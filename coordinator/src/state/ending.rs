@@ -164,7 +164,7 @@ impl State {
             events.extend(session.transcript.rest_event());
             (None, None, Vec::new())
         } else {
-            let Output { text, tokens, logprobs } = session.transcript.take();
+            let Output { text, tokens, logprobs, .. } = session.transcript.take();
             (Some(text), Some(tokens), logprobs)
         };
         events.push(Event::Done { finish_reason, usage, timings, text, tokens, logprobs });

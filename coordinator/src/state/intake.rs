@@ -101,7 +101,8 @@ impl State {
             sampling: request.sampling,
         };
         let transcript = Transcript::new(text, request.stop);
-        let watch = Stopwatch::new(now, usize::from(self.model.identity.n_stages));
+        let mut watch = Stopwatch::new(now, usize::from(self.model.identity.n_stages));
+        watch.tells_steps = request.timings && request.stream;
         let mut session = Session::new(order, transcript, watch);
         if let Some(job) = job {
             session.resume(job, &self.model.eos_ids);

@@ -7,7 +7,7 @@ use stagebus_draft::windows::Plan;
 use stagebus_schemas::ids::{SessionId, WorkerId};
 use stagebus_schemas::messages::forward::{Phase, StageTime};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep};
-use stagebus_schemas::messages::public::FinishReason;
+use stagebus_schemas::messages::public::{FinishReason, StepTimes};
 use stagebus_schemas::subjects::LostStep;
 use tracing::warn;
 
@@ -19,6 +19,7 @@ use crate::full_head;
 use crate::logprobs;
 use crate::session::{Answer, Running};
 use crate::speculation::Measured;
+use crate::timings::unaccounted;
 
 /// How long a step waits for its draft: far beyond any draft that pays.
 const DRAFT_PATIENCE: Duration = Duration::from_secs(1);
@@ -185,6 +186,10 @@ impl State {
                 break;
             }
         }
+        if let Some(times) = &unsettled.times {
+            let tokens = u32::try_from(unsettled.rows.len() - n_after).unwrap_or(u32::MAX);
+            session.transcript.push_times(StepTimes { tokens, ..times.clone() });
+        }
         match end {
             Some(reason) => self.finish(unsettled.session, reason, now),
             None if session.stream => {
@@ -245,6 +250,7 @@ impl State {
             session.watch.decode_step(round_trip, &step.trace);
             self.costs.step(&runs(&step.trace), unaccounted(round_trip, &step.trace));
         }
+        let times = session.watch.step_times(round_trip, &step.trace);
         let Some(running) = session.running_mut() else { return };
         let verdict = running.judge(&rows);
         let is_over = running.chain().starts();
@@ -254,11 +260,17 @@ impl State {
         }
         self.counters.tokens_accepted += verdict.n_sent as u64;
         rows.truncate(verdict.n_standing);
-        self.on_tokens(id, rows, now);
+        self.on_tokens(id, rows, times, now);
     }
 
     /// Takes tokens that stand and sends the next step unless they end the session.
-    fn on_tokens(&mut self, id: SessionId, mut rows: Vec<HeadRow>, now: Instant) {
+    fn on_tokens(
+        &mut self,
+        id: SessionId,
+        mut rows: Vec<HeadRow>,
+        times: Option<StepTimes>,
+        now: Instant,
+    ) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let vocab_size = self.model.limits.vocab_size;
         if let Some(HeadRow { token, .. }) = rows.iter().find(|row| row.token >= vocab_size) {
@@ -285,7 +297,7 @@ impl State {
         if end.is_none() {
             self.decode(id, now);
         }
-        self.unsettled.push(Unsettled { session: id, rows, output_len, end });
+        self.unsettled.push(Unsettled { session: id, rows, output_len, end, times });
     }
 }
 
@@ -296,10 +308,4 @@ fn runs(trace: &[StageTime]) -> Vec<StageRun> {
         infer: Duration::from_micros(u64::from(time.infer_us)),
     };
     trace.iter().map(run).collect()
-}
-
-/// The part of a round trip in which no stage had the step.
-fn unaccounted(round_trip: Duration, trace: &[StageTime]) -> Duration {
-    let in_stages: u64 = trace.iter().map(|time| u64::from(time.total_us)).sum();
-    round_trip.saturating_sub(Duration::from_micros(in_stages))
 }

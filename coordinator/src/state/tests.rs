@@ -19,7 +19,8 @@ use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerSt
 use stagebus_schemas::messages::forward::{Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::messages::public::{
-    Event, FinishReason, Limits, Logprob, PromptInput, RequestState, Timings, TokenLogprobs, Usage,
+    Event, FinishReason, Limits, Logprob, PromptInput, RequestState, StepTimes, Timings,
+    TokenLogprobs, Usage,
 };
 use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::subjects::LostStep;
@@ -306,7 +307,8 @@ fn fault(step: &Step, class: ErrorClass) -> Head {
 }
 
 fn token_event(i: u64, text: &str, tokens: &[u32]) -> Option<Event> {
-    Some(Event::Token { i, text: text.to_owned(), tokens: tokens.to_vec(), logprobs: Vec::new() })
+    let (text, tokens) = (text.to_owned(), tokens.to_vec());
+    Some(Event::Token { i, text, tokens, logprobs: Vec::new(), steps: Vec::new() })
 }
 
 fn finish_reason(event: &Option<Event>) -> (FinishReason, u32) {
@@ -352,6 +354,31 @@ fn a_request_becomes_opens_steps_and_events() {
     assert_eq!(bench.closed(), [id("w0"), id("w1")]);
     assert!(bench.state.is_idle());
     assert_eq!((bench.state.counters.requests_done, bench.state.counters.tokens_out), (1, 2));
+}
+
+#[test]
+fn token_events_tell_what_their_steps_took_if_asked() {
+    let mut bench = Bench::new();
+    let prefill = bench.started(r#","max_tokens":8,"timings":true"#);
+    bench.events();
+    let times = |bench: &mut Bench, step: &Step, token| {
+        bench.now += Duration::from_millis(10);
+        bench.answer(step, token);
+        match bench.events().swap_remove(0) {
+            Some(Event::Token { tokens, steps, .. }) => (tokens.len(), steps),
+            other => panic!("{other:?} is no token"),
+        }
+    };
+    let expected = StepTimes {
+        tokens: 1,
+        round_trip_ms: 10.0,
+        hops_ms: 7.8,
+        stage_queue_ms: vec![0.0, 0.0],
+        stage_infer_ms: vec![1.0, 1.0],
+    };
+    assert_eq!(times(&mut bench, &prefill, u32::from(b'd')), (1, vec![expected.clone()]));
+    let decode = bench.step();
+    assert_eq!(times(&mut bench, &decode, u32::from(b'e')), (1, vec![expected]));
 }
 
 #[test]

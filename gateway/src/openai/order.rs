@@ -44,6 +44,8 @@ pub(crate) enum Seed {
 pub(crate) struct StreamOptions {
     /// A last chunk tells what was used.
     include_usage: Option<bool>,
+    /// Chunks of their own tell what the fleet's steps took; not of OpenAI's API.
+    include_timings: Option<bool>,
     /// Padding against eavesdroppers is OpenAI's own.
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: Option<IgnoredAny>,
@@ -167,6 +169,7 @@ impl Order {
             let message = "stream_options is given without stream: true";
             return Err(ApiError::invalid(Some("stream_options".to_owned()), message));
         }
+        let timings = stream_options.and_then(|options| options.include_timings);
         let mut requests = Vec::with_capacity(inputs.len());
         for input in inputs {
             for i in 0..n {
@@ -175,6 +178,7 @@ impl Order {
                     request_id: Some(RequestId::random()),
                     seed,
                     stream: Some(stream),
+                    timings,
                     ..parameters.clone()
                 };
                 requests.push(input.clone().of(common));

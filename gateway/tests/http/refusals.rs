@@ -110,7 +110,10 @@ async fn an_answer_out_of_order_is_a_fault_of_the_fleet() {
     coordinator.status(&asked).await;
     let (i, text) = (0, "early".to_owned());
     coordinator
-        .tell(&asked, &Event::Token { i, text, tokens: vec![1], logprobs: Vec::new() })
+        .tell(
+            &asked,
+            &Event::Token { i, text, tokens: vec![1], logprobs: Vec::new(), steps: Vec::new() },
+        )
         .await;
     assert_eq!(connection.response().await.status, 500);
     gateway.end().await;

@@ -107,7 +107,8 @@ impl<'a> Scripted<'a> {
     /// Tells a token event.
     pub(crate) async fn token(&self, asked: &Asked, i: u64, text: &str) {
         let (text, tokens, logprobs) = (text.to_owned(), vec![1], Vec::new());
-        self.tell(asked, &Event::Token { i, text, tokens, logprobs }).await;
+        let steps = Vec::new();
+        self.tell(asked, &Event::Token { i, text, tokens, logprobs, steps }).await;
     }
 
     pub(crate) async fn status(&self, asked: &Asked) {

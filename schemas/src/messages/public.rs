@@ -94,6 +94,9 @@ pub struct PromptRequest {
     /// `interactive` (the default) or `batch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
+    /// True: token events tell what the steps took whose tokens they carry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timings: Option<bool>,
 }
 
 /// Why a generation ended.
@@ -148,6 +151,21 @@ pub struct Timings {
     pub stage_infer_ms: Vec<f64>,
     /// Mean of a decode step's round trip less the inference of all stages, in milliseconds.
     pub overhead_ms: f64,
+}
+
+/// How long one step of a request took that generated tokens.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// Tokens that it generated.
+    pub tokens: u32,
+    /// From sending it until its answer came, in milliseconds.
+    pub round_trip_ms: f64,
+    /// The part of that in which no stage had it: the hops, in milliseconds.
+    pub hops_ms: f64,
+    /// How long it waited for inference on each stage, in milliseconds.
+    pub stage_queue_ms: Vec<f64>,
+    /// Inference of its micro-batch on each stage, in milliseconds.
+    pub stage_infer_ms: Vec<f64>,
 }
 
 /// A token with its log-probability under the model's own distribution, before any parameter.
@@ -228,6 +246,9 @@ pub enum Event {
         /// One entry per token, if the request asked for it.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         logprobs: Vec<TokenLogprobs>,
+        /// One entry per step whose tokens are among `tokens`, if the request asked for it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        steps: Vec<StepTimes>,
     },
     /// The end.
     Done {

@@ -51,6 +51,7 @@ fn a_plain_request_is_taken_apart() {
         draft_windows: None,
         draft_alternatives: None,
         priority: Priority::Interactive,
+        timings: false,
     };
     assert_eq!(valid, Ok(expected));
     assert!(text(|_| {}).expect("valid").stream);

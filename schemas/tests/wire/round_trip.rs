@@ -21,8 +21,8 @@ use stagebus_schemas::messages::fleet::{
 use stagebus_schemas::messages::forward::{Forward, Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::messages::public::{
-    ChatMessage, Event, FinishReason, Logprob, PromptRequest, RequestState, Timings, TokenLogprobs,
-    Usage,
+    ChatMessage, Event, FinishReason, Logprob, PromptRequest, RequestState, StepTimes, Timings,
+    TokenLogprobs, Usage,
 };
 use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::tensor::{Dtype, Tensor};
@@ -352,6 +352,7 @@ fn prompt_request() -> impl Strategy<Value = PromptRequest> {
                 draft_windows: max_tokens,
                 draft_alternatives: max_tokens,
                 priority: batch.map(priority),
+                timings: stream,
             }
         },
     )
@@ -369,6 +370,14 @@ fn logprobs() -> impl Strategy<Value = Vec<TokenLogprobs>> {
         )
     };
     vec((entry(), vec(entry(), 0..3)).prop_map(|(chosen, top)| TokenLogprobs { chosen, top }), 0..3)
+}
+
+fn step_times() -> impl Strategy<Value = StepTimes> {
+    let ms = || any::<i32>().prop_map(|eighths| f64::from(eighths) / 8.0);
+    (any::<u32>(), ms(), ms(), vec(ms(), 0..3)).prop_map(|(tokens, a, b, stage_queue_ms)| {
+        let stage_infer_ms = stage_queue_ms.iter().map(|ms| ms * 2.0).collect();
+        StepTimes { tokens, round_trip_ms: a, hops_ms: b, stage_queue_ms, stage_infer_ms }
+    })
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -399,8 +408,9 @@ fn event() -> impl Strategy<Value = Event> {
             stage: Some(StageIndex::new(stage)),
             message,
         }),
-        (any::<u64>(), any::<String>(), tokens(), logprobs())
-            .prop_map(|(i, text, tokens, logprobs)| Event::Token { i, text, tokens, logprobs }),
+        (any::<u64>(), any::<String>(), tokens(), logprobs(), vec(step_times(), 0..3)).prop_map(
+            |(i, text, tokens, logprobs, steps)| Event::Token { i, text, tokens, logprobs, steps }
+        ),
         (done, logprobs()).prop_map(|((finish_reason, used, timings, text, tokens), logprobs)| {
             Event::Done {
                 finish_reason,

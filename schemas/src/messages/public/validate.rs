@@ -94,6 +94,8 @@ pub struct ValidRequest {
     pub draft_alternatives: Option<u32>,
     /// Who goes first.
     pub priority: Priority,
+    /// Whether token events tell what their steps took.
+    pub timings: bool,
 }
 
 /// Why a request is refused. No text of the prompt is in it.
@@ -220,6 +222,7 @@ impl PromptRequest {
             draft_windows: self.draft_windows,
             draft_alternatives: self.draft_alternatives,
             priority: self.priority.unwrap_or_default(),
+            timings: self.timings.unwrap_or(false),
         })
     }
 }
