@@ -1,32 +1,47 @@
-//! Which models are served, by the announcements of coordinators.
+//! The fleet as its announcements tell it: the models that are served, and everything that the page
+//! shows.
 //!
-//! One task hears them ([`watch()`]) and owns the list; everybody else reads the last snapshot.
+//! One task hears them ([`watch()`]) and owns the view; everybody else reads what it said last.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream, SelectAll};
 use stagebus_bus::{Bus, BusEvent, BusEvents, Delivery, Subscription};
-use stagebus_schemas::ids::{CoordinatorId, ModelName};
-use stagebus_schemas::messages::fleet::CoordinatorAnnouncement;
-use stagebus_schemas::subjects::{Subject, Subjects};
+use stagebus_schemas::ids::ModelName;
+use stagebus_schemas::subjects::{ANY_FLEET, Subjects};
+use stagebus_view::{FleetView, Meter, Snapshot};
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, MissedTickBehavior, sleep};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::error::GatewayError;
 
-/// Coordinators that are remembered; further ones are not, so that nobody can fill the memory.
-const MAX_COORDINATORS: usize = 1024;
+/// How often the fleet is looked at. Whoever misses three announcements, which are 1.5 s by
+/// default, is shown as gone within two seconds.
+const LOOK: Duration = Duration::from_millis(400);
 
-/// Announcements that may be missed before a coordinator counts as gone.
-const MISSED: u32 = 3;
+/// Least time between two values of a model's history.
+const HISTORY_PACE: Duration = Duration::from_secs(1);
 
-/// How often the list is looked through for coordinators that are gone.
-const LOOK: Duration = Duration::from_millis(250);
+/// What a micro-batch may take of whose kind nothing has been measured: the coordinators' own limit
+/// for a step, by default.
+const UNMEASURED: Duration = Duration::from_secs(30);
+
+/// Pause between two measurements of the way to the broker. Where it forbids the question it
+/// writes a line in its log for each.
+const WAY_PAUSE: Duration = Duration::from_secs(10);
+
+/// How long the broker may take to answer.
+const WAY_LIMIT: Duration = Duration::from_secs(5);
+
+/// Models whose workers and coordinators were asked who they are.
+const MAX_ASKED: usize = 1024;
 
 /// A model that is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,11 +57,20 @@ pub(crate) struct Model {
 /// The models that are served, by name.
 pub(crate) type Models = Vec<Model>;
 
+/// A snapshot of the fleet as JSON: written once, however many read it.
+pub(crate) type FleetDocument = Arc<str>;
+
 /// The announcements that are heard.
 pub(crate) type Announcements = SelectAll<BoxStream<'static, Delivery>>;
 
-/// Subscribes to the announcements of some models' coordinators, of all if none is named, and asks
-/// the named ones to announce themselves.
+/// Where the view is told.
+#[derive(Debug)]
+pub(crate) struct Tell {
+    pub(crate) models: watch::Sender<Models>,
+    pub(crate) fleet: watch::Sender<FleetDocument>,
+}
+
+/// Subscribes to the announcements of some models, of all if none is named.
 ///
 /// # Errors
 /// The broker is away.
@@ -56,15 +80,12 @@ pub(crate) async fn subscribe(
 ) -> Result<Announcements, GatewayError> {
     let mut all = SelectAll::new();
     if models.is_empty() {
-        let subscription = bus.subscribe(&Subjects::any_model().coordinator_all()).await?;
-        all.push(deliveries(subscription));
+        all.push(deliveries(bus.subscribe(ANY_FLEET).await?));
     }
     for model in models {
         let subjects = Subjects::new(model);
-        all.push(deliveries(bus.subscribe(&subjects.coordinator_all()).await?));
-        if let Err(error) = bus.publish_bytes(&subjects.probe(), None, Bytes::new()).await {
-            warn!(%model, %error, "cannot ask who is there; announcements will tell");
-        }
+        all.push(deliveries(bus.subscribe(&subjects.fleet_all()).await?));
+        ask(bus, &subjects).await;
     }
     Ok(all)
 }
@@ -76,31 +97,52 @@ fn deliveries(subscription: Subscription) -> BoxStream<'static, Delivery> {
     stream::unfold(subscription, next).boxed()
 }
 
-/// Keeps `models` up to date until `stop` is cancelled.
+/// Asks everybody of a model to announce themselves.
+async fn ask(bus: &Bus, subjects: &Subjects) {
+    if let Err(error) = bus.publish_bytes(&subjects.probe(), None, Bytes::new()).await {
+        warn!(%error, "cannot ask who is there; announcements will tell");
+    }
+}
+
+/// Keeps what is told up to date until `stop` is cancelled.
 ///
 /// # Errors
 /// The broker refuses us, or the connection is closed for good: nothing will be heard any more.
 pub(crate) async fn watch(
+    bus: Bus,
     mut announcements: Announcements,
     mut events: BusEvents,
-    models: watch::Sender<Models>,
+    tell: Tell,
     stop: CancellationToken,
 ) -> Result<(), GatewayError> {
-    let mut roster = Roster::default();
+    let mut outlook = Outlook::new();
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut way = pin!(measure(&bus, Duration::ZERO));
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             heard = announcements.next() => match heard {
-                Some(heard) => roster.hear(&heard, Instant::now()),
+                Some(heard) => {
+                    if let Some(new) = outlook.hear(&heard, Instant::now()) {
+                        ask(&bus, &new).await;
+                    }
+                }
                 None => return Err(GatewayError::ConnectionClosed),
             },
             event = events.next() => on_event(event)?,
-            _ = look.tick() => {}
+            round_trip = &mut way => {
+                outlook.round_trip = round_trip;
+                way.set(measure(&bus, WAY_PAUSE));
+            }
+            _ = look.tick() => {
+                if let Some(document) = outlook.look(bus.is_connected(), Instant::now()) {
+                    tell.fleet.send_replace(document);
+                }
+            }
         }
-        let found = roster.models(Instant::now());
-        models.send_if_modified(|known| {
+        let found = outlook.models();
+        tell.models.send_if_modified(|known| {
             let changed = *known != found;
             if changed {
                 tell_changes(known, &found);
@@ -111,13 +153,22 @@ pub(crate) async fn watch(
     }
 }
 
+/// The way to the broker and back, measured after a pause; nothing while it does not answer.
+async fn measure(bus: &Bus, pause: Duration) -> Option<Duration> {
+    sleep(pause).await;
+    bus.round_trip(WAY_LIMIT).await.ok()
+}
+
 fn on_event(event: Option<BusEvent>) -> Result<(), GatewayError> {
     match event {
         Some(BusEvent::AuthRefused) => Err(GatewayError::AuthRefused),
-        Some(BusEvent::PermissionViolation(violation))
-            if Subjects::any_model().coordinator_all() == violation.subject =>
-        {
+        Some(BusEvent::PermissionViolation(violation)) if violation.subject == ANY_FLEET => {
             Err(violation.into())
+        }
+        // The question by which the way is measured; the refusal answers it.
+        Some(BusEvent::PermissionViolation(violation)) if violation.subject.starts_with('$') => {
+            debug!(error = %violation, "the broker forbids");
+            Ok(())
         }
         Some(BusEvent::PermissionViolation(violation)) => {
             warn!(error = %violation, "the broker forbids");
@@ -142,69 +193,88 @@ fn tell_changes(before: &[Model], after: &[Model]) {
     }
 }
 
-/// The coordinators that were heard.
-#[derive(Debug, Default)]
-struct Roster {
-    coordinators: BTreeMap<(ModelName, CoordinatorId), Heard>,
-    since: BTreeMap<ModelName, u64>,
-    is_full: bool,
-}
-
+/// What was heard, and what was told of it.
 #[derive(Debug)]
-struct Heard {
-    at: Instant,
-    announcement: CoordinatorAnnouncement,
+struct Outlook {
+    view: FleetView,
+    meter: Meter,
+    round_trip: Option<Duration>,
+    since: BTreeMap<ModelName, u64>,
+    asked: Vec<Subjects>,
+    told: Snapshot,
 }
 
-impl Heard {
-    fn is_alive(&self, now: Instant) -> bool {
-        let interval = Duration::from_millis(self.announcement.interval_ms.into());
-        // One interval more than may be missed: the next one is only due then.
-        now < self.at + interval * (MISSED + 1)
-    }
-}
-
-impl Roster {
-    /// Takes in an announcement.
-    fn hear(&mut self, heard: &Delivery, now: Instant) {
-        let subject = heard.subject();
-        let ours = Subjects::of(subject).and_then(|subjects| subjects.parse(subject));
-        if !matches!(ours, Ok(Subject::Coordinator(_))) {
-            warn!(subject, "announcement on a subject that is none of ours");
-            return;
-        }
-        match heard.decode::<CoordinatorAnnouncement>() {
-            Ok(announcement) => self.take(announcement, now),
-            Err(error) => warn!(subject, %error, "announcement cannot be read"),
+impl Outlook {
+    fn new() -> Self {
+        Self {
+            view: FleetView::default(),
+            meter: Meter::every(HISTORY_PACE),
+            round_trip: None,
+            since: BTreeMap::new(),
+            asked: Vec::new(),
+            told: Snapshot::default(),
         }
     }
 
-    fn take(&mut self, announcement: CoordinatorAnnouncement, now: Instant) {
-        let key = (announcement.model.clone(), announcement.coordinator.clone());
-        if self.coordinators.len() >= MAX_COORDINATORS && !self.coordinators.contains_key(&key) {
-            if !std::mem::replace(&mut self.is_full, true) {
-                warn!(known = MAX_COORDINATORS, "more coordinators than are remembered");
+    /// Takes in an announcement; returns the subjects of a model that nobody asked yet.
+    fn hear(&mut self, heard: &Delivery, now: Instant) -> Option<Subjects> {
+        let subjects = match self.view.hear(heard.subject(), &heard.payload, now.into()) {
+            Ok(subjects) => subjects,
+            Err(error) => {
+                warn!(error = &error as &dyn std::error::Error, "nothing is learnt from a message");
+                return None;
             }
-            return;
+        };
+        if self.asked.contains(&subjects) || self.asked.len() >= MAX_ASKED {
+            return None;
         }
-        self.coordinators.insert(key, Heard { at: now, announcement });
+        self.asked.push(subjects.clone());
+        Some(subjects)
     }
 
-    /// The models with a coordinator that takes requests; forgets those that are gone.
-    fn models(&mut self, now: Instant) -> Models {
-        self.coordinators.retain(|_, heard| heard.is_alive(now));
+    /// Forgets those who are gone, and writes down how things are if that has changed.
+    fn look(&mut self, connected: bool, now: Instant) -> Option<FleetDocument> {
+        self.view.forget_silent(now.into());
+        let snapshot = Snapshot {
+            connected,
+            round_trip_ms: self.round_trip.map(|way| way.as_secs_f64() * 1e3),
+            models: self.meter.look(&self.view, UNMEASURED, now.into()),
+            strangers: self.view.strangers().cloned().collect(),
+        };
+        if snapshot == self.told {
+            return None;
+        }
+        let document = match serde_json::to_string(&snapshot) {
+            Ok(document) => document.into(),
+            Err(error) => {
+                warn!(%error, "the fleet cannot be represented");
+                return None;
+            }
+        };
+        self.told = snapshot;
+        Some(document)
+    }
+
+    /// The models with a coordinator that takes requests.
+    fn models(&mut self) -> Models {
         let mut models: Models = Vec::new();
-        for ((name, _), Heard { announcement, .. }) in &self.coordinators {
-            if !announcement.accepting || models.last().is_some_and(|last| last.name == *name) {
+        for heard in self.view.coordinators().filter(|heard| heard.announcement.accepting) {
+            let name = &heard.announcement.model;
+            if models.last().is_some_and(|last| last.name == *name) {
                 continue;
             }
             let since = *self.since.entry(name.clone()).or_insert_with(unix_seconds);
-            let fingerprint = announcement.fingerprint.clone();
+            let fingerprint = heard.announcement.fingerprint.clone();
             models.push(Model { name: name.clone(), since, fingerprint });
         }
         self.since.retain(|name, _| models.iter().any(|model| model.name == *name));
         models
     }
+}
+
+/// The document before anything is known.
+pub(crate) fn nothing_known() -> FleetDocument {
+    serde_json::to_string(&Snapshot::default()).unwrap_or_default().into()
 }
 
 /// Seconds since 1970.
@@ -215,61 +285,79 @@ pub(crate) fn unix_seconds() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stagebus_schemas::version::MessageVersion;
+    use serde_json::Value;
+    use stagebus_schemas::messages::fleet::CoordinatorAnnouncement;
+    use stagebus_view::testing;
 
-    fn announcement(model: &str, coordinator: &str, accepting: bool) -> CoordinatorAnnouncement {
-        CoordinatorAnnouncement {
-            version: MessageVersion::CURRENT,
-            coordinator: coordinator.parse().expect("an id"),
-            model: model.parse().expect("a name"),
-            fingerprint: "f".to_owned(),
-            n_stages: 1,
-            host: String::new(),
-            accepting,
-            interval_ms: 500,
-            n_sessions: 0,
-            requests_done: 0,
-            tokens_out: 0,
-            tokens_drafted: 0,
-            tokens_accepted: 0,
-            recoveries: 0,
-        }
+    fn hear(outlook: &mut Outlook, model: &str, coordinator: &str, accepting: bool, at: Instant) {
+        let announcement =
+            CoordinatorAnnouncement { accepting, ..testing::coordinator(model, coordinator) };
+        outlook.view.hear_coordinator(announcement, at.into());
     }
 
-    fn names(roster: &mut Roster, now: Instant) -> Vec<String> {
-        roster.models(now).iter().map(|model| model.name.to_string()).collect()
+    fn names(outlook: &mut Outlook) -> Vec<String> {
+        outlook.models().iter().map(|model| model.name.to_string()).collect()
+    }
+
+    /// The document of a look that found something new.
+    fn told(outlook: &mut Outlook, now: Instant) -> Value {
+        let document = outlook.look(true, now).expect("something has changed");
+        serde_json::from_str(&document).expect("JSON")
     }
 
     #[test]
     fn a_model_is_served_while_a_coordinator_accepts_and_is_heard() {
-        let mut roster = Roster::default();
+        let mut outlook = Outlook::new();
         let start = Instant::now();
-        assert!(names(&mut roster, start).is_empty());
-        roster.take(announcement("b", "c-1", true), start);
-        roster.take(announcement("a", "c-2", true), start);
-        roster.take(announcement("a", "c-3", true), start);
-        assert_eq!(names(&mut roster, start), ["a", "b"]);
-        roster.take(announcement("b", "c-1", false), start);
-        assert_eq!(names(&mut roster, start), ["a"], "b drains");
-        let late = start + Duration::from_millis(1900);
-        roster.take(announcement("a", "c-3", true), late);
-        let silent = start + Duration::from_millis(2100);
-        assert_eq!(names(&mut roster, silent), ["a"], "one of two is enough");
-        assert_eq!(roster.coordinators.len(), 1, "who is silent is forgotten");
-        assert!(names(&mut roster, late + Duration::from_secs(3)).is_empty());
+        assert!(names(&mut outlook).is_empty());
+        hear(&mut outlook, "b", "c-1", true, start);
+        hear(&mut outlook, "a", "c-2", true, start);
+        hear(&mut outlook, "a", "c-3", true, start);
+        assert_eq!(names(&mut outlook), ["a", "b"]);
+        hear(&mut outlook, "b", "c-1", false, start);
+        assert_eq!(names(&mut outlook), ["a"], "b drains");
+        let late = start + Duration::from_millis(1400);
+        hear(&mut outlook, "a", "c-3", true, late);
+        told(&mut outlook, late + Duration::from_millis(400));
+        assert_eq!(names(&mut outlook), ["a"], "one of two is enough");
+        assert_eq!(outlook.view.coordinators().count(), 1, "who is silent is forgotten");
+        told(&mut outlook, late + Duration::from_secs(3));
+        assert!(names(&mut outlook).is_empty());
     }
 
     #[test]
-    fn what_is_remembered_has_a_bound() {
-        let mut roster = Roster::default();
-        let now = Instant::now();
-        for n in 0..=MAX_COORDINATORS {
-            roster.take(announcement("m", &format!("c-{n}"), true), now);
+    fn a_worker_that_dies_is_gone_within_two_seconds_and_comes_back_at_the_next_look() {
+        let (mut outlook, start) = (Outlook::new(), Instant::now());
+        let n_workers = |told: &Value| told["models"][0]["workers"].as_array().map(Vec::len);
+        hear(&mut outlook, "m", "c", true, start);
+        outlook.view.hear_worker(testing::worker("m", 0, "w0"), start.into());
+        outlook.view.hear_worker(testing::worker("m", 1, "w1"), start.into());
+        let first = told(&mut outlook, start);
+        assert_eq!((n_workers(&first), &first["models"][0]["served"]), (Some(2), &true.into()));
+        // It dies right after this announcement.
+        let died = start + Duration::from_millis(500);
+        for half in 1..=4 {
+            let at = start + Duration::from_millis(500 * half);
+            outlook.view.hear_worker(testing::worker("m", 0, "w0"), at.into());
+            hear(&mut outlook, "m", "c", true, at);
         }
-        assert_eq!(roster.coordinators.len(), MAX_COORDINATORS);
-        roster.take(announcement("m", "c-0", false), now);
-        let model = ModelName::new("m").expect("a name");
-        let known = &roster.coordinators[&(model, CoordinatorId::new("c-0").expect("an id"))];
-        assert!(!known.announcement.accepting, "those that are known are followed");
+        outlook.view.hear_worker(testing::worker("m", 1, "w1"), died.into());
+        // The look that comes latest after the third announcement is due.
+        let gone = told(&mut outlook, died + Duration::from_millis(1500) + LOOK);
+        assert!(Duration::from_millis(1500) + LOOK < Duration::from_secs(2));
+        assert_eq!((n_workers(&gone), &gone["models"][0]["served"]), (Some(1), &false.into()));
+        assert_eq!(gone["models"][0]["problems"][0]["problem"], "stage_empty");
+        let back = died + Duration::from_millis(1950);
+        outlook.view.hear_worker(testing::worker("m", 1, "w1-new"), back.into());
+        assert_eq!(n_workers(&told(&mut outlook, back)), Some(2));
+    }
+
+    #[test]
+    fn nothing_is_told_while_nothing_changes() {
+        let (mut outlook, start) = (Outlook::new(), Instant::now());
+        hear(&mut outlook, "m", "c", true, start);
+        told(&mut outlook, start);
+        assert_eq!(outlook.look(true, start + Duration::from_millis(400)), None);
+        assert!(outlook.look(false, start + Duration::from_millis(500)).is_some(), "it is cut off");
     }
 }

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::api_error::ApiError;
 use crate::config::GatewaySettings;
-use crate::fleet::{Model, Models};
+use crate::fleet::{FleetDocument, Model, Models};
 use crate::keys::ApiKeys;
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
@@ -40,6 +40,7 @@ pub(crate) struct Gateway {
     pub(crate) texts: Texts,
     pub(crate) metrics: Metrics,
     models: watch::Receiver<Models>,
+    fleet: watch::Receiver<FleetDocument>,
     answers: Arc<Semaphore>,
     cancels: mpsc::Sender<Cancel>,
     probes: mpsc::Sender<oneshot::Sender<Readiness>>,
@@ -59,6 +60,7 @@ pub(crate) struct Cancel {
 #[derive(Debug)]
 pub(crate) struct TaskEnds {
     pub(crate) models: watch::Receiver<Models>,
+    pub(crate) fleet: watch::Receiver<FleetDocument>,
     pub(crate) cancels: mpsc::Sender<Cancel>,
     pub(crate) probes: mpsc::Sender<oneshot::Sender<Readiness>>,
 }
@@ -85,7 +87,7 @@ impl Gateway {
         texts: Texts,
         ends: TaskEnds,
     ) -> Self {
-        let TaskEnds { models, cancels, probes } = ends;
+        let TaskEnds { models, fleet, cancels, probes } = ends;
         Self {
             answers: Arc::new(Semaphore::new(settings.max_requests)),
             metrics: Metrics::new(),
@@ -96,6 +98,7 @@ impl Gateway {
             keys,
             texts,
             models,
+            fleet,
             cancels,
             probes,
         }
@@ -104,6 +107,11 @@ impl Gateway {
     /// The models that are served.
     pub(crate) fn models(&self) -> Models {
         self.models.borrow().clone()
+    }
+
+    /// The fleet as JSON, as it is and as it changes; the stream ends with the gateway.
+    pub(crate) fn fleet(&self) -> watch::Receiver<FleetDocument> {
+        self.fleet.clone()
     }
 
     /// What is known of a model that is served.

@@ -1,4 +1,4 @@
-//! An HTTP API in the form of OpenAI's, in front of the public subjects.
+//! An HTTP API in the form of OpenAI's, in front of the public subjects, and a page.
 //!
 //! A gateway is a client of the fleet like any other: it publishes prompts and cancellations, hears
 //! announcements, and keeps nothing that another gateway would need. So as many may run as are
@@ -8,7 +8,7 @@
 //! ```text
 //! server::serve ──▶ one task per connection: reads requests, writes answers; a dropped answer is
 //!                   cancelled through a bounded channel
-//! fleet::watch        owns the list of models that are served
+//! fleet::watch        owns the view of the fleet
 //! readiness::answer   owns what is known of readiness
 //! send_cancels        publishes cancellations
 //! ```
@@ -23,8 +23,10 @@ mod fleet;
 mod gateway;
 mod generation;
 mod keys;
+mod live;
 pub mod metrics;
 mod openai;
+mod page;
 mod process;
 mod readiness;
 mod router;

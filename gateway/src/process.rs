@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::config::GatewaySettings;
 use crate::error::GatewayError;
-use crate::fleet;
+use crate::fleet::{self, Tell};
 use crate::gateway::{Gateway, MAX_CANCELS, MAX_PROBES, TaskEnds, send_cancels};
 use crate::keys::ApiKeys;
 use crate::readiness;
@@ -137,13 +137,15 @@ pub async fn run(
     let ended = CancellationToken::new();
     let tasks = TaskTracker::new();
     let (tell_models, models) = watch::channel(Vec::new());
+    let (tell_fleet, fleet) = watch::channel(fleet::nothing_known());
+    let tell = Tell { models: tell_models, fleet: tell_fleet };
     let (cancels, cancelled) = mpsc::channel(MAX_CANCELS);
     let (probes, asked) = mpsc::channel(MAX_PROBES);
-    let ends = TaskEnds { models, cancels, probes };
+    let ends = TaskEnds { models, fleet, cancels, probes };
     let gateway = Arc::new(Gateway::new(settings, bus.clone(), keys, texts, ends));
     tasks.spawn(send_cancels(bus.clone(), cancelled, ended.clone()));
     tasks.spawn(readiness::answer(Arc::clone(&gateway), asked, ending.clone()));
-    let hears = fleet::watch(announcements, events, tell_models, ending.clone());
+    let hears = fleet::watch(bus.clone(), announcements, events, tell, ending.clone());
     let hears = tasks.spawn({
         let ending = ending.clone();
         async move {

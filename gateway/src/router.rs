@@ -24,9 +24,11 @@ use crate::api_error::ApiError;
 use crate::body::read_json;
 use crate::fleet::Model;
 use crate::gateway::{Gateway, Shared};
+use crate::live;
 use crate::metrics;
 use crate::openai::chat::{ChatFormat, ChatRequest};
 use crate::openai::completions::CompletionRequest;
+use crate::page;
 use crate::readiness::Readiness;
 use crate::text;
 
@@ -49,11 +51,14 @@ pub(crate) fn make(gateway: Shared) -> Router {
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/metrics", get(show_metrics))
+        .route("/fleet", get(live::show))
+        .route("/fleet/events", get(live::follow))
         .route_layer(from_fn_with_state(Arc::clone(&gateway), check_key));
     let cors = cors(&gateway.settings.cors_origins);
     let all = Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
+        .merge(page::routes())
         .merge(with_key)
         .fallback(async || ApiError::no_route())
         .method_not_allowed_fallback(async || ApiError::wrong_method())

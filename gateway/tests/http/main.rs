@@ -12,6 +12,7 @@ mod bed;
 mod client;
 mod malformed;
 mod models;
+mod page;
 mod patience;
 mod refusals;
 mod scripted;

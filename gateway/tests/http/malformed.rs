@@ -183,7 +183,8 @@ async fn unknown_paths_and_methods_are_refused_in_the_same_form() {
     let bed = Bed::new().await;
     let gateway = bed.gateway(|_| {}).await;
     for (method, path, status) in [
-        ("GET", "/", 404),
+        ("GET", "/page/../keys", 404),
+        ("POST", "/", 405),
         ("GET", "/v1", 404),
         ("POST", "/v1/chat/completions/x", 404),
         ("GET", "/v1/models/none", 404),
