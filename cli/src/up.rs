@@ -1,12 +1,12 @@
 //! `stagebus up`: a whole fleet on this machine, until Ctrl-C.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
 use stagebus_fleet::{BrokerChoice, Ended, LocalFleet};
-use stagebus_keys::{Holder, HolderRole, KeyFolder};
+use stagebus_keys::{HolderRole, KeyFolder};
 use stagebus_schemas::ids::ModelName;
 use stagebus_schemas::subjects::Subjects;
 use stagebus_settings::ProcessArgs;
@@ -31,10 +31,12 @@ const CLIENT_CONFIG: &str = "stagebus.toml";
   stagebus up --shards shards/smollm2 --keep-jobs jobs
   stagebus up --shards shards/smollm2 --broker-port 0 --json --set coordinator.max_sessions=8
   stagebus up --shards shards/smollm2 --host-stage0
+  stagebus up --shards shards/smollm2 --gateway
   stagebus up --shards shards/smollm2 --keys keys --listen 0.0.0.0
 
 Starts a broker on the loopback interface (elsewhere with keys only), one or more workers per stage
-and a coordinator, and shows their log. Ctrl-C ends them in order: coordinator, workers, broker.")]
+and a coordinator, with --gateway also an OpenAI-compatible HTTP API with a web page, and shows
+their log. Ctrl-C ends them in order: gateway, coordinator, workers, broker.")]
 pub struct UpArgs {
     /// The model: a GGUF file, sharded into a cache folder unless it is there already
     #[arg(long, value_name = "GGUF", conflicts_with = "shards")]
@@ -58,6 +60,11 @@ pub struct UpArgs {
     /// Every coordinator runs a worker of the first stage itself, in the place of separate ones
     #[arg(long)]
     host_stage0: bool,
+
+    /// Start a gateway too, on this address [default without one: 127.0.0.1:8000]; others than
+    /// loopback need API keys and TLS
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:8000")]
+    gateway: Option<SocketAddr>,
 
     /// Port of the broker on the loopback interface; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = DEFAULT_BROKER_PORT)]
@@ -96,6 +103,9 @@ struct Ready {
     /// Configuration file for clients, where they need a key.
     #[serde(skip_serializing_if = "Option::is_none")]
     client_config: Option<PathBuf>,
+    /// What OpenAI's libraries call the base URL; the page is at `/` of the same address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gateway: Option<String>,
     model: ModelName,
     stages: usize,
     subjects: ReadySubjects,
@@ -139,6 +149,7 @@ pub async fn run(args: UpArgs, quiet: bool, stop: CancellationToken) -> anyhow::
     let mut spec = args.local.spec(&set, args.profile, args.broker, &args.process)?;
     spec.n_coordinators = args.coordinators;
     spec.host_stage0 = args.host_stage0;
+    spec.gateway = args.gateway;
     spec.log = log.clone();
     spec.keys.clone_from(&args.keys);
     if let BrokerChoice::Private(options) = &mut spec.broker {
@@ -161,7 +172,7 @@ pub async fn run(args: UpArgs, quiet: bool, stop: CancellationToken) -> anyhow::
     };
     if !quiet {
         console::note(match gone {
-            None => "stopping: coordinators, workers, broker",
+            None => "stopping: gateway, coordinators, workers, broker",
             Some(_) => "a part of the fleet is gone, stopping the rest",
         });
     }
@@ -201,6 +212,7 @@ impl Ready {
             ready: true,
             broker: fleet.url().to_owned(),
             client_config: None,
+            gateway: fleet.gateway().map(str::to_owned),
             subjects: ReadySubjects {
                 prompt: subjects.prompt(),
                 job: subjects.job(),
@@ -219,11 +231,7 @@ impl Ready {
 fn client_config(keys: Option<&Path>, model: &ModelName) -> anyhow::Result<Option<PathBuf>> {
     let Some(keys) = keys else { return Ok(None) };
     let folder = KeyFolder::open(keys)?;
-    let may_ask = |holder: &&Holder| {
-        holder.role == HolderRole::Client
-            && (holder.models.is_empty() || holder.models.contains(model))
-    };
-    let holder = folder.holders().iter().find(may_ask);
+    let holder = folder.find(HolderRole::Client, model);
     Ok(holder.map(|holder| folder.folder_of(holder).join(CLIENT_CONFIG)))
 }
 
@@ -235,6 +243,7 @@ fn describe(ready: &Ready) -> String {
         option.push_str(&format!("--config {} ", config.display()));
     }
     let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
+    let http = ready.gateway.as_deref().map(describe_gateway).unwrap_or_default();
     format!(
         "
 {model} is up: {stages} stages, ready after {:.1} s
@@ -244,7 +253,7 @@ fn describe(ready: &Ready) -> String {
   job      {}
   cancel   {}
   fleet    {}
-
+{http}
 ask it:
   stagebus ask {option}\"What is the capital of Japan?\"
 let it work, and come back for the answer:
@@ -266,6 +275,12 @@ Ctrl-C ends it.
     )
 }
 
+/// The page is where the API is, without the path of its version.
+fn describe_gateway(base_url: &str) -> String {
+    let page = base_url.trim_end_matches("v1");
+    format!("  API      {base_url}\n  page     {page}\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,6 +299,7 @@ mod tests {
                 fleet: subjects.fleet_all(),
             },
             client_config: None,
+            gateway: Some("http://127.0.0.1:8000/v1".to_owned()),
             model,
             stages: 2,
             members: Vec::new(),
@@ -294,10 +310,13 @@ mod tests {
             "m-1 is up: 2 stages, ready after 1.5 s",
             "stagebus ask --broker nats://127.0.0.1:5000 ",
             "req stagebus.v1.m-1.prompt '{\"prompt\":",
+            "  API      http://127.0.0.1:8000/v1\n  page     http://127.0.0.1:8000/\n\nask it:",
         ] {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");
         }
-        let default = Ready { broker: "nats://127.0.0.1:4222".to_owned(), ..ready };
+        let broker = "nats://127.0.0.1:4222".to_owned();
+        let default = Ready { broker, gateway: None, ..ready };
+        assert!(!describe(&default).contains("page"));
         assert!(describe(&default).contains("stagebus ask \"What"));
     }
 }

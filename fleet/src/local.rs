@@ -1,12 +1,15 @@
 //! The fleet as a whole: start, watch, change and end its processes.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use futures::future::{FutureExt, join_all, select_all, try_join_all};
-use serde_json::Value;
+use serde_json::{Value, json};
 use stagebus_keys::HolderRole;
+use stagebus_schemas::ids::ModelName;
 use tokio::time::Instant;
 
 use crate::broker::{BrokerOptions, LocalBroker};
@@ -14,11 +17,16 @@ use crate::error::FleetError;
 use crate::process::{Launch, Process, Stopped};
 use crate::spec::{BrokerChoice, FleetSpec, ShardSetFacts, hosted_login, login, shard_set};
 
+/// How long the answers that a gateway gives may take to finish at the end: as long as coordinators
+/// wait for them, by default, and less than the gateway may take to leave.
+const GATEWAY_DRAIN: Duration = Duration::from_secs(10);
+
 /// What a child process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Worker { stage: usize },
     Coordinator,
+    Gateway,
 }
 
 /// The settings with which each role logs in; none without keys.
@@ -26,9 +34,10 @@ enum Role {
 struct Logins {
     worker: Vec<String>,
     coordinator: Vec<String>,
+    gateway: Vec<String>,
 }
 
-/// A worker or coordinator of the fleet.
+/// A process of the fleet besides the broker.
 #[derive(Debug)]
 struct Child {
     role: Role,
@@ -100,7 +109,11 @@ impl LocalFleet {
                 if spec.host_stage0 {
                     coordinator.push(hosted_login(keys, &model)?);
                 }
-                Logins { worker: login(keys, HolderRole::Worker, &model)?, coordinator }
+                let gateway = match spec.gateway {
+                    Some(_) => login(keys, HolderRole::Client, &model)?,
+                    None => Vec::new(),
+                };
+                Logins { worker: login(keys, HolderRole::Worker, &model)?, coordinator, gateway }
             }
         };
         let broker = match &spec.broker {
@@ -145,6 +158,10 @@ impl LocalFleet {
             starting.into_iter().map(|(role, process)| wait_ready(role, process, deadline)),
         )
         .await?;
+        if let Some(listen) = fleet.spec.gateway {
+            let (role, process) = fleet.spawn_gateway(listen, &model)?;
+            fleet.children.push(wait_ready(role, process, deadline).await?);
+        }
         Ok(fleet)
     }
 
@@ -152,6 +169,13 @@ impl LocalFleet {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// The gateway's base URL for clients of its API.
+    #[must_use]
+    pub fn gateway(&self) -> Option<&str> {
+        let mut gateways = self.children.iter().filter(|child| child.role == Role::Gateway);
+        gateways.find_map(|child| child.ready["base_url"].as_str())
     }
 
     /// Number of stages of the shard set.
@@ -165,7 +189,7 @@ impl LocalFleet {
         self.broker.as_mut()
     }
 
-    /// Workers and coordinators that run.
+    /// Workers, coordinators and the gateway, as far as they run.
     #[must_use]
     pub fn members(&self) -> Vec<Member> {
         let member = |child: &Child| {
@@ -174,7 +198,7 @@ impl LocalFleet {
                 pid: child.process.pid()?,
                 stage: match child.role {
                     Role::Worker { stage } => Some(stage),
-                    Role::Coordinator => None,
+                    Role::Coordinator | Role::Gateway => None,
                 },
                 id: child.ready["id"].as_str().map(str::to_owned),
                 hosted: child.ready["hosted"].as_str().map(str::to_owned),
@@ -328,17 +352,21 @@ impl LocalFleet {
         }
     }
 
-    /// Ends the fleet in order: coordinators, workers, broker. Each group has the same deadline;
-    /// what is still there then is killed.
+    /// Ends the fleet in order: gateway, coordinators, workers, broker. Each group has the same
+    /// deadline; what is still there then is killed.
     ///
     /// # Errors
     /// [`FleetError::Stop`] if the system refuses; the rest is killed then.
     pub async fn shutdown(mut self) -> Result<ShutdownReport, FleetError> {
         let mut report = ShutdownReport::default();
-        let all = std::mem::take(&mut self.children);
-        let (coordinators, workers): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|child| child.role == Role::Coordinator);
-        for mut group in [coordinators, workers] {
+        let mut rest = std::mem::take(&mut self.children);
+        let mut those = |is_one: fn(Role) -> bool| -> Vec<Child> {
+            rest.extract_if(.., |child| is_one(child.role)).collect()
+        };
+        let gateways = those(|role| role == Role::Gateway);
+        let coordinators = those(|role| role == Role::Coordinator);
+        let workers = those(|role| matches!(role, Role::Worker { .. }));
+        for mut group in [gateways, coordinators, workers] {
             let deadline = Instant::now() + self.spec.timeouts.leave;
             for child in &mut group {
                 child.process.ask_to_leave();
@@ -374,7 +402,8 @@ impl LocalFleet {
         };
         let name = format!("worker-{stage}.{n_started}");
         *n_started += 1;
-        let args = vec!["worker".into(), "--stage".into(), stage.to_string().into()];
+        let mut args = vec!["worker".into(), "--stage".into(), stage.to_string().into()];
+        args.extend(self.shards_args());
         let cpus = self.spec.pinning.workers.get(stage).cloned().flatten();
         let process = self.spawn(name, args, &self.logins.worker, cpus, url)?;
         Ok((Role::Worker { stage }, process))
@@ -392,9 +421,30 @@ impl LocalFleet {
         if self.spec.host_stage0 {
             args.push("--host-stage0".into());
         }
+        args.extend(self.shards_args());
         self.n_coordinators_started += 1;
         let process = self.spawn(name, args, &self.logins.coordinator, cpus, url)?;
         Ok((Role::Coordinator, process))
+    }
+
+    fn spawn_gateway(
+        &self,
+        listen: SocketAddr,
+        model: &ModelName,
+    ) -> Result<(Role, Process), FleetError> {
+        let args = vec!["gateway".into(), "--listen".into(), listen.to_string().into()];
+        // Lists of texts are the same in TOML and JSON.
+        let list = |text: &str| json!([text]).to_string();
+        let mut settings = self.logins.gateway.clone();
+        settings.push(format!("gateway.models={}", list(model.as_str())));
+        settings.push(format!("gateway.shards={}", list(&self.spec.shards.to_string_lossy())));
+        settings.push(format!("gateway.drain_ms={}", GATEWAY_DRAIN.as_millis()));
+        let process = self.spawn("gateway".to_owned(), args, &settings, None, &self.url)?;
+        Ok((Role::Gateway, process))
+    }
+
+    fn shards_args(&self) -> [OsString; 2] {
+        ["--shards".into(), self.spec.shards.clone().into_os_string()]
     }
 
     /// Adds what all children are told and starts one.
@@ -406,7 +456,6 @@ impl LocalFleet {
         cpus: Option<String>,
         url: &str,
     ) -> Result<Process, FleetError> {
-        args.extend(["--shards".into(), self.spec.shards.clone().into_os_string()]);
         args.push("--exit-with-parent".into());
         if let Some(config) = &self.spec.config {
             args.extend(["--config".into(), config.clone().into_os_string()]);

@@ -1,6 +1,7 @@
 //! What a local fleet consists of.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ const MANIFEST: &str = "manifest.json";
 /// The processes of a fleet and how they are started.
 #[derive(Debug, Clone)]
 pub struct FleetSpec {
-    /// The `stagebus` program, whose subcommands `worker` and `coordinator` are started.
+    /// The `stagebus` program, whose subcommands `worker`, `coordinator` and `gateway` are started.
     pub program: PathBuf,
     /// The shard set.
     pub shards: PathBuf,
@@ -29,6 +30,9 @@ pub struct FleetSpec {
     /// Every coordinator runs a worker of stage 0 in its own process; there are no others of that
     /// stage at the start.
     pub host_stage0: bool,
+    /// Address of a gateway to the fleet's model, which starts last and ends first; none when
+    /// absent.
+    pub gateway: Option<SocketAddr>,
     /// A private broker, or an address.
     pub broker: BrokerChoice,
     /// Processes that reach the broker by another way.
@@ -105,6 +109,7 @@ impl FleetSpec {
             workers_per_stage: 1,
             n_coordinators: 1,
             host_stage0: false,
+            gateway: None,
             broker: BrokerChoice::Private(BrokerOptions::default()),
             routes: Routes::default(),
             config: None,

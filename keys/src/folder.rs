@@ -131,10 +131,11 @@ impl KeyFolder {
         self.folder_of(holder).join(SEED)
     }
 
-    /// The first key of a role for a model.
+    /// The first key of a role for a model, or for all models.
     #[must_use]
     pub fn find(&self, role: HolderRole, model: &ModelName) -> Option<&Holder> {
-        self.holders().iter().find(|holder| holder.role == role && holder.models.contains(model))
+        let fits = |models: &[ModelName]| models.is_empty() || models.contains(model);
+        self.holders().iter().find(|holder| holder.role == role && fits(&holder.models))
     }
 
     /// Adds a key. With a public key, its secret half stays with the holder and is not known here.

@@ -14,7 +14,7 @@ use crate::broker::BrokerOptions;
 use crate::output::LogSink;
 
 /// Says that it is ready, and leaves when its standard input ends.
-const POLITE: &str = "echo '{\"ready\":true,\"id\":\"w1\",\"model\":\"m\"}'; \
+const POLITE: &str = "echo '{\"ready\":true,\"id\":\"w1\",\"model\":\"m\",\"base_url\":\"u\"}'; \
     echo \"started $*\" >&2; cat >/dev/null; echo \"$1 leaving\" >&2";
 
 /// A shard set of two stages and a fleet of `script` on it.
@@ -38,12 +38,14 @@ async fn a_fleet_starts_and_leaves_in_order() {
     spec.log = LogSink::Channel(sender);
     spec.broker = BrokerChoice::Private(BrokerOptions::default());
     spec.settings = vec!["worker.device=CPU".to_owned()];
+    spec.gateway = Some(([127, 0, 0, 1], 8000).into());
     let mut fleet = LocalFleet::start(spec).await.expect("starts");
     let url = fleet.url().to_owned();
     assert_eq!(fleet.broker().expect("a broker").url(), url);
     assert_eq!(fleet.model(), Some("m"));
     let names: Vec<String> = fleet.members().into_iter().map(|member| member.name).collect();
-    assert_eq!(names, ["worker-0.0", "worker-1.0", "coordinator.0"]);
+    assert_eq!(names, ["worker-0.0", "worker-1.0", "coordinator.0", "gateway"]);
+    assert_eq!(fleet.gateway(), Some("u"));
 
     let report = fleet.shutdown().await.expect("leaves");
     assert_eq!(report, ShutdownReport::default());
@@ -57,6 +59,9 @@ async fn a_fleet_starts_and_leaves_in_order() {
     };
     let told = format!("--exit-with-parent --set broker.url={url} --set worker.device=CPU");
     assert!(log[at("worker-1.0 | started worker --stage 1 --shards")].ends_with(&told));
+    let gateway = &log[at("gateway | started gateway --listen 127.0.0.1:8000 --exit-with-parent")];
+    assert!(gateway.contains("--set gateway.models=[\"m\"]"), "{gateway}");
+    assert!(at("gateway leaving") < at("coordinator leaving"));
     assert!(at("coordinator leaving") < at("worker-0.0 | worker leaving"));
     assert!(at("coordinator leaving") < at("worker-1.0 | worker leaving"));
 }

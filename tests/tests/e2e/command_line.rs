@@ -85,7 +85,8 @@ mod processes {
     use anyhow::Context;
     use stagebus_tests::program::signal;
     use stagebus_tests::wait;
-    use tokio::io::{AsyncBufReadExt, BufReader};
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::TcpStream;
     use tokio::process::{Child, Command};
 
     use super::{Call, Fleet, QUESTION, Result, Value, ensure, shard_sets, turn};
@@ -131,7 +132,8 @@ mod processes {
 
     /// Starts `stagebus up` and waits until it is ready.
     async fn up() -> Result<(Child, Value)> {
-        let call = Call::new(["up", "--json", "--quiet", "--broker-port", "0", "--shards"]);
+        let free = ["--broker-port", "0", "--gateway", "127.0.0.1:0"];
+        let call = Call::new(["up", "--json", "--quiet"]).args(&free).arg("--shards");
         let mut up = call.arg(shard_sets::get(2).await?).start()?;
         let mut line = String::new();
         let out = up.stdout.take().context("a standard output")?;
@@ -146,8 +148,9 @@ mod processes {
         let _turn = turn::take().await;
         let (mut up, ready) = up().await?;
         let children = descendants(up.id().context("it runs")?)?;
-        // Two workers, a coordinator and the broker; the broker's watcher has a child of its own.
-        ensure!(children.len() >= 4, "{children:?}");
+        // Two workers, a coordinator, a gateway and the broker; the broker's watcher has a child of
+        // its own.
+        ensure!(children.len() >= 5, "{children:?}");
         for member in ready["members"].as_array().into_iter().flatten() {
             let pid = u32::try_from(member["pid"].as_u64().context("a process id")?)?;
             ensure!(children.contains(&pid), "{member} is not among {children:?}");
@@ -155,6 +158,13 @@ mod processes {
         let url = ready["broker"].as_str().context("an address")?;
         let ask = Call::new(["ask", "--broker", url, QUESTION]).run().await?.success()?;
         ensure!(ask.stdout().contains("Tokyo"), "{}", ask.report());
+        let api = ready["gateway"].as_str().context("an API")?;
+        let address = api.strip_prefix("http://").and_then(|rest| rest.strip_suffix("/v1"));
+        let mut page = TcpStream::connect(address.context("an address")?).await?;
+        page.write_all(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n").await?;
+        let mut text = String::new();
+        page.read_to_string(&mut text).await?;
+        ensure!(text.contains("<title>Stagebus</title>"), "{text}");
 
         signal("INT", &up).await?;
         let status = tokio::time::timeout(wait::PATIENCE, up.wait()).await??;
