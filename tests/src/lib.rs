@@ -10,6 +10,7 @@
 
 pub mod answer;
 pub mod broker;
+pub mod browser;
 pub mod fleet;
 pub mod foreign;
 pub mod keys;

@@ -7,6 +7,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::{cargo, demo, fuzz, place, setup, tidy};
 
+/// Part of the names of tests that need a browser.
+const IN_A_BROWSER: &str = "in_a_browser";
+
 /// Sets up, builds the program that the end-to-end tests start, and runs all tests.
 ///
 /// # Errors
@@ -18,6 +21,10 @@ pub(crate) fn test() -> Result<()> {
     let with_runtime = |command: &mut Command| {
         command.env("STAGEBUS_BIN", &stagebus).env(place::RUNTIME_DIR, &runtime);
     };
+    let has_node = has_node();
+    if !has_node {
+        eprintln!("test: there is no Node.js with npm: the test of the page is LEFT OUT");
+    }
     if cargo::succeeds(cargo::cargo().args(["nextest", "--version"])) {
         // nextest runs no documentation tests; its summary comes last.
         let mut doc = cargo::cargo();
@@ -26,13 +33,25 @@ pub(crate) fn test() -> Result<()> {
         cargo::run(&mut doc)?;
         let mut nextest = cargo::cargo();
         nextest.args(["nextest", "run", "--workspace", "--no-fail-fast"]);
+        if !has_node {
+            nextest.args(["--filterset", &format!("not test({IN_A_BROWSER})")]);
+        }
         with_runtime(&mut nextest);
         return cargo::run(&mut nextest);
     }
     let mut test = cargo::cargo();
     test.args(["test", "--workspace", "--no-fail-fast"]);
+    if !has_node {
+        test.args(["--", "--skip", IN_A_BROWSER]);
+    }
     with_runtime(&mut test);
     counted(&mut test)
+}
+
+/// Whether there is what installs and drives a browser.
+fn has_node() -> bool {
+    let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
+    ["node", npm].iter().all(|name| cargo::succeeds(Command::new(name).arg("--version")))
 }
 
 /// Format, lints, documentation, tidy, a short run of the fuzz targets where there is libFuzzer, and

@@ -31,7 +31,8 @@ Commands:
   demo    set up, build, cut the model into stages, start a local fleet and answer a prompt
           --prompt TEXT   what to ask            --stages N   how many stages (2)
           --json          print one JSON object as the last line of standard output
-  test    set up, build `stagebus`, run all tests
+  test    set up, build `stagebus`, run all tests; that of the page in a browser where there is
+          Node.js with npm
   ci      format, lints, documentation, tidy, a minute of fuzzing, then all tests: what .ci/run
           calls
   fuzz    feed made-up bytes to everything that reads bytes from elsewhere; needs a C++ compiler

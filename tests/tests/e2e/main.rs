@@ -15,6 +15,8 @@ mod gguf_edit;
 mod hosted;
 mod jobs;
 mod links;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod page;
 mod prompts;
 mod reference;
 mod requests;
