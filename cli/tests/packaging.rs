@@ -4,9 +4,10 @@ use clap::Parser as _;
 use serde_json::Value;
 use stagebus_cli::command::Cli;
 
-const UNITS: [&str; 2] = [
+const UNITS: [&str; 3] = [
     include_str!("../../packaging/systemd/stagebus-worker@.service"),
     include_str!("../../packaging/systemd/stagebus-coordinator.service"),
+    include_str!("../../packaging/systemd/stagebus-gateway.service"),
 ];
 
 const COMPOSE: &str = include_str!("../../packaging/compose.yaml");
@@ -35,6 +36,6 @@ fn the_containers_start_commands_that_exist() {
         .collect();
     let (broker, ours) = commands.split_first().expect("commands");
     assert_eq!(broker[0], "-c", "the broker's command is its own");
-    assert_eq!(ours.len(), 3);
+    assert_eq!(ours.len(), 4);
     ours.iter().for_each(|words| parses(words));
 }
