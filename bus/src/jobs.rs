@@ -19,9 +19,8 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{Consumer, pull};
 use async_nats::jetstream::message::{PublishMessage, StreamMessage};
-use bytes::Bytes;
 use futures::StreamExt as _;
-use stagebus_schemas::codec::ContentType;
+use stagebus_schemas::cloud_events::PublicMessage;
 use stagebus_schemas::ids::RequestId;
 use stagebus_schemas::subjects::Subjects;
 
@@ -33,7 +32,7 @@ pub use submit::Submitted;
 use crate::connection::Bus;
 use crate::error::PublishError;
 use crate::events::BusEvent;
-use crate::publish::CONTENT_TYPE;
+use crate::publish::public_headers;
 use api::Api;
 
 /// Header that tells in which delivery of the job an event was stored.
@@ -71,9 +70,7 @@ pub struct JobStore {
 #[derive(Debug, Clone)]
 pub struct NewEvent {
     /// The encoded event.
-    pub payload: Bytes,
-    /// Its encoding.
-    pub content: ContentType,
+    pub message: PublicMessage,
     /// Sequence of the event before it; 0 for the first.
     pub after: u64,
     /// Delivery of the job that it comes from.
@@ -152,13 +149,13 @@ impl JobStore {
     /// not; appending the same event again is safe.
     pub async fn append(&self, request: &RequestId, event: NewEvent) -> Result<u64, JobError> {
         let limit = self.bus.max_payload();
-        if event.payload.len() > limit {
-            let bytes = event.payload.len();
+        let bytes = event.message.payload.len() + event.message.attribute_bytes();
+        if bytes > limit {
             return Err(PublishError::PayloadTooLarge { bytes, limit }.into());
         }
         let message = PublishMessage::build()
-            .payload(event.payload)
-            .header(CONTENT_TYPE, event.content.header())
+            .headers(public_headers(&event.message))
+            .payload(event.message.payload)
             .header(DELIVERY, event.delivery.to_string().as_str())
             .header(EVENT_NAME, event.name.as_str())
             .expected_last_subject_sequence(event.after);

@@ -8,6 +8,7 @@ use std::task::Poll;
 use async_nats::client::PublishErrorKind;
 use async_nats::{HeaderMap, PublishError as ClientPublishError};
 use bytes::Bytes;
+use stagebus_schemas::cloud_events::PublicMessage;
 use stagebus_schemas::codec::{self, ContentType, Message};
 use tokio::time::Instant;
 
@@ -75,23 +76,22 @@ impl Bus {
         self.bounded(subject, bytes, publish).await
     }
 
-    /// Publishes bytes with a `Content-Type` header; `reply` is as in [`Bus::publish_with_reply`].
+    /// Publishes a public message with its headers; `reply` is as in [`Bus::publish_with_reply`].
     ///
     /// # Errors
     /// [`PublishError`]; nothing was sent then.
-    pub async fn publish_request(
+    pub async fn publish_public(
         &self,
         subject: &str,
         reply: &str,
-        content_type: ContentType,
-        payload: Bytes,
+        message: PublicMessage,
     ) -> Result<(), PublishError> {
-        let bytes = payload.len();
+        let bytes = message.payload.len();
         let publish = self.client.publish_with_reply_and_headers(
             subject.to_owned(),
             reply.to_owned(),
-            headers(content_type),
-            payload,
+            public_headers(&message),
+            message.payload,
         );
         self.bounded(subject, bytes, publish).await
     }
@@ -171,5 +171,15 @@ impl Bus {
 pub(crate) fn headers(content_type: ContentType) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, content_type.header());
+    headers
+}
+
+/// The headers of a public message.
+pub(crate) fn public_headers(message: &PublicMessage) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, message.content_type);
+    for (name, value) in &message.attributes {
+        headers.insert(*name, value.as_str());
+    }
     headers
 }

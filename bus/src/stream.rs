@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use stagebus_schemas::cloud_events::{self, PublicMessage};
 use stagebus_schemas::codec::{self, ContentType};
 use stagebus_schemas::messages::public::{Event, PromptRequest};
 
@@ -67,10 +68,25 @@ impl Bus {
         payload: Bytes,
         idle_timeout: Duration,
     ) -> Result<EventStream, StreamError> {
+        let message = PublicMessage::plain(content_type, payload);
+        self.message_stream(subject, message, idle_timeout).await
+    }
+
+    /// Sends a message, which may be a CloudEvent, on a prompt subject and reads the events that
+    /// come back, packed in whatever way.
+    ///
+    /// # Errors
+    /// [`StreamError`], if the request cannot be sent.
+    pub async fn message_stream(
+        &self,
+        subject: &str,
+        message: PublicMessage,
+        idle_timeout: Duration,
+    ) -> Result<EventStream, StreamError> {
         let inbox = self.new_inbox();
         let refusals = self.refusals();
         let subscription = self.subscribe(&inbox).await?;
-        self.publish_request(subject, &inbox, content_type, payload).await?;
+        self.publish_public(subject, &inbox, message).await?;
         Ok(EventStream {
             subscription,
             refusals,
@@ -105,7 +121,7 @@ impl EventStream {
                 }
                 return Err(StreamError::Unfinished { subject: self.subject.clone() });
             };
-            let event: Event = codec::decode_public(delivery.content(), &delivery.payload)?;
+            let event = cloud_events::decode_event(&delivery.public_headers(), &delivery.payload)?;
             if self.is_new(&event)? {
                 return Ok(Some(event));
             }

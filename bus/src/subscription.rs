@@ -4,6 +4,7 @@
 use async_nats::{HeaderMap, Message, StatusCode, Subject, Subscriber};
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt};
+use stagebus_schemas::cloud_events::PublicHeaders;
 use stagebus_schemas::codec::{self, CodecError, ContentType};
 use tokio::time::Instant;
 
@@ -54,16 +55,28 @@ impl Delivery {
         self.reply.as_ref().map(Subject::as_str)
     }
 
+    /// Returns the value of a header.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.as_ref()?.get(name).map(async_nats::HeaderValue::as_str)
+    }
+
     /// Returns the `Content-Type` header.
     #[must_use]
     pub fn content_type(&self) -> Option<&str> {
-        self.headers.as_ref()?.get(CONTENT_TYPE).map(async_nats::HeaderValue::as_str)
+        self.header(CONTENT_TYPE)
+    }
+
+    /// Reads the headers that say what a public message is.
+    #[must_use]
+    pub fn public_headers(&self) -> PublicHeaders<'_> {
+        read_headers(self.headers.as_ref())
     }
 
     /// Tells the encoding of a public message.
     #[must_use]
     pub fn content(&self) -> ContentType {
-        ContentType::detect(self.content_type(), &self.payload)
+        self.public_headers().content(&self.payload)
     }
 
     /// Decodes an internal message.
@@ -85,6 +98,15 @@ impl From<Message> for Delivery {
             headers: message.headers,
         }
     }
+}
+
+/// The headers of a message that say what it is.
+pub(crate) fn read_headers(headers: Option<&HeaderMap>) -> PublicHeaders<'_> {
+    let all = headers.into_iter().flat_map(HeaderMap::iter);
+    PublicHeaders::read(all.filter_map(|(name, values)| {
+        let name: &str = name.as_ref();
+        Some((name, values.first()?.as_str()))
+    }))
 }
 
 /// A subscription; it ends when it is dropped.

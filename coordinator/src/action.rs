@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use stagebus_schemas::cloud_events::PublicHeaders;
 use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{Close, Open, SessionProgress};
@@ -67,6 +68,8 @@ pub(crate) enum Action {
 pub(crate) struct Incoming {
     /// The bytes.
     pub(crate) payload: Bytes,
+    /// What its headers say of them.
+    pub(crate) headers: PublicHeaders<'static>,
     /// Who gets the events; nobody without a reply subject outside our own.
     pub(crate) client: Option<Client>,
 }

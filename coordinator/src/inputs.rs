@@ -199,10 +199,10 @@ fn read_head(delivery: &Delivery) -> Wake {
 }
 
 fn read_request(delivery: Delivery) -> Action {
-    let content = delivery.content();
+    let headers = delivery.public_headers().into_owned();
     let reply = delivery.reply().filter(|reply| access::is_answerable(reply));
-    let client = reply.map(|reply| Client { reply: reply.into(), content, job: None });
-    Action::Request(Incoming { payload: delivery.payload, client })
+    let client = reply.map(|reply| Client::new(reply.into(), &headers, &delivery.payload));
+    Action::Request(Incoming { payload: delivery.payload, headers, client })
 }
 
 /// Internal subscriptions end only with the connection.

@@ -13,8 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use stagebus_schemas::codec::ContentType;
+use stagebus_schemas::cloud_events::PublicMessage;
 use stagebus_schemas::subjects::UnheardEvent;
 
 /// Messages kept for each client that listens: what a broker may hold when it dies.
@@ -45,10 +44,8 @@ pub(crate) struct Outgoing {
     pub(crate) subject: Arc<str>,
     /// Its numbers, for the reply subject.
     pub(crate) number: UnheardEvent,
-    /// Encoding of the payload; none for the empty message that ends a stream.
-    pub(crate) content: Option<ContentType>,
-    /// The bytes.
-    pub(crate) payload: Bytes,
+    /// The event; none for the empty message that ends a stream.
+    pub(crate) event: Option<PublicMessage>,
 }
 
 /// All clients with messages that may have to be sent again.
@@ -91,25 +88,33 @@ impl Outboxes {
         Self { patience, n_clients: 0, boxes: HashMap::new(), subjects: HashMap::new() }
     }
 
-    /// Takes a message and returns it if it is to be published now. `content` is absent for the
-    /// empty message at the end.
-    pub(crate) fn push(
-        &mut self,
-        subject: &Arc<str>,
-        content: Option<ContentType>,
-        payload: Bytes,
-        now: Instant,
-    ) -> Option<Outgoing> {
-        let outbox = self.boxes.entry(Arc::clone(subject)).or_insert_with(|| {
+    /// The numbers of the next message to a client.
+    pub(crate) fn next_number(&mut self, subject: &Arc<str>) -> UnheardEvent {
+        self.outbox(subject).next_number()
+    }
+
+    fn outbox(&mut self, subject: &Arc<str>) -> &mut Outbox {
+        self.boxes.entry(Arc::clone(subject)).or_insert_with(|| {
             let client = self.n_clients;
             self.n_clients += 1;
             self.subjects.insert(client, Arc::clone(subject));
             Outbox::new(client)
-        });
-        let number = UnheardEvent { client: outbox.client, event: outbox.n_messages };
+        })
+    }
+
+    /// Takes a message and returns it if it is to be published now. `event` is absent for the
+    /// empty message at the end.
+    pub(crate) fn push(
+        &mut self,
+        subject: &Arc<str>,
+        event: Option<PublicMessage>,
+        now: Instant,
+    ) -> Option<Outgoing> {
+        let outbox = self.outbox(subject);
+        let number = outbox.next_number();
         outbox.n_messages += 1;
-        outbox.ended_at = content.is_none().then_some(now);
-        let message = Outgoing { subject: Arc::clone(subject), number, content, payload };
+        outbox.ended_at = event.is_none().then_some(now);
+        let message = Outgoing { subject: Arc::clone(subject), number, event };
         if outbox.absence.is_none() {
             outbox.kept.drain(..outbox.kept.len().saturating_sub(KEPT - 1));
         }
@@ -185,6 +190,10 @@ impl Outbox {
     fn new(client: u64) -> Self {
         let kept = VecDeque::new();
         Self { client, kept, n_messages: 0, absence: None, last_absence: None, ended_at: None }
+    }
+
+    const fn next_number(&self) -> UnheardEvent {
+        UnheardEvent { client: self.client, event: self.n_messages }
     }
 
     fn deadline(&self, patience: Duration) -> Option<Instant> {

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use stagebus_schemas::cloud_events::{PublicHeaders, STRUCTURED, decode_event, decode_request};
 use stagebus_schemas::codec::{self, ContentType, Message};
 use stagebus_schemas::messages::bulk::Part;
 use stagebus_schemas::messages::control::{Control, ControlReply};
@@ -44,7 +45,7 @@ fn one<M: Message>(data: &[u8]) {
     }
 }
 
-/// A public request, or an event as a client reads it.
+/// A public request, or an event as a client reads it, each also in an envelope.
 pub fn request(data: &[u8]) {
     let content = ContentType::detect(None, data);
     if let Some(request) = public::<PromptRequest>(content, data) {
@@ -52,6 +53,10 @@ pub fn request(data: &[u8]) {
         drop(request.validate(&Limits::new(2048, 49152)));
     }
     public::<Event>(content, data);
+    let envelope = PublicHeaders::read([("Content-Type", STRUCTURED)]);
+    // Refusing is fine here too.
+    drop(decode_request(&envelope, data));
+    drop(decode_event(&envelope, data));
 }
 
 fn public<T: Serialize + DeserializeOwned>(content: ContentType, data: &[u8]) -> Option<T> {

@@ -3,6 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::cloud_events::EnvelopeError;
 use crate::error::ErrorClass;
 use crate::tensor::TensorError;
 use crate::version::MessageVersion;
@@ -52,6 +53,9 @@ pub enum CodecError {
     /// Not valid JSON for the type.
     #[error("not a valid JSON message: {0}")]
     Json(#[from] serde_json::Error),
+    /// The envelope of a public message is not understood.
+    #[error(transparent)]
+    CloudEvent(#[from] EnvelopeError),
     /// A tensor does not match its shape.
     #[error("tensor is not valid")]
     Tensor(#[from] TensorError),
@@ -87,6 +91,7 @@ impl CodecError {
             | Self::Trailing { .. }
             | Self::MessagePack(_)
             | Self::Json(_)
+            | Self::CloudEvent(_)
             | Self::Tensor(_)
             | Self::Number { .. }
             | Self::Field { .. } => ErrorClass::InvalidRequest,
@@ -168,7 +173,7 @@ pub(crate) fn check_count(
     Err(CodecError::Field { field, found: found as u64, expected })
 }
 
-fn check_size(bytes: usize) -> Result<(), CodecError> {
+pub(crate) fn check_size(bytes: usize) -> Result<(), CodecError> {
     if bytes > MAX_MESSAGE_BYTES {
         return Err(CodecError::TooLarge { bytes, limit: MAX_MESSAGE_BYTES });
     }
@@ -176,7 +181,7 @@ fn check_size(bytes: usize) -> Result<(), CodecError> {
 }
 
 /// Refuses a list where a map is due; the decoders would take its entries for the fields in order.
-fn check_named(content: ContentType, bytes: &[u8]) -> Result<(), CodecError> {
+pub(crate) fn check_named(content: ContentType, bytes: &[u8]) -> Result<(), CodecError> {
     let is_list = match content {
         ContentType::Json => bytes.trim_ascii_start().first() == Some(&b'['),
         ContentType::MessagePack => matches!(bytes.first(), Some(0x90..=0x9f | 0xdc | 0xdd)),

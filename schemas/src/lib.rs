@@ -5,6 +5,7 @@
 //! methods that [`codec::decode`] calls).
 
 pub mod access;
+pub mod cloud_events;
 pub mod codec;
 pub mod error;
 pub mod ids;

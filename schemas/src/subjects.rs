@@ -242,6 +242,12 @@ impl Subjects {
         format!("{}.>", self.prefix)
     }
 
+    /// A coordinator as the source of CloudEvents: a URI-reference with the tokens of its subjects.
+    #[must_use]
+    pub fn source(&self, coordinator: &CoordinatorId) -> String {
+        format!("/{}/coordinator/{coordinator}", self.prefix.replace('.', "/"))
+    }
+
     /// Asks everybody to announce itself now.
     #[must_use]
     pub fn probe(&self) -> String {

@@ -5,10 +5,10 @@ use std::time::Duration;
 use async_nats::datetime::DateTime;
 use async_nats::jetstream::{AckKind, Message};
 use bytes::Bytes;
-use stagebus_schemas::codec::ContentType;
+use stagebus_schemas::cloud_events::PublicHeaders;
 
 use super::error::JobError;
-use crate::publish::CONTENT_TYPE;
+use crate::subscription::read_headers;
 
 /// When the broker stored something, by its own clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,10 +40,10 @@ impl JobDelivery {
         })
     }
 
-    /// Tells the encoding of the request.
+    /// Reads the headers that say what the request is.
     #[must_use]
-    pub fn content(&self) -> ContentType {
-        ContentType::detect(self.header(CONTENT_TYPE), &self.payload)
+    pub fn public_headers(&self) -> PublicHeaders<'_> {
+        read_headers(self.message.headers.as_ref())
     }
 
     /// Returns the id under which the sender wants to be known, if the request has none.

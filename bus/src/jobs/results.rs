@@ -9,7 +9,7 @@ use async_nats::jetstream::consumer::{
 };
 use futures::StreamExt as _;
 use serde_json::json;
-use stagebus_schemas::codec::{self, ContentType};
+use stagebus_schemas::cloud_events;
 use stagebus_schemas::ids::RequestId;
 use stagebus_schemas::messages::public::Event;
 use stagebus_schemas::subjects::Subjects;
@@ -19,7 +19,7 @@ use super::api::Api;
 use super::error::JobError;
 use crate::connection::Bus;
 use crate::events::{BusEvent, BusEvents};
-use crate::publish::CONTENT_TYPE;
+use crate::subscription::read_headers;
 
 /// How long one question for more events stands. A broker that comes back without our consumer is
 /// noticed within two of them.
@@ -180,9 +180,9 @@ impl Results {
         self.last = info.stream_sequence;
         let header =
             |name: &str| message.headers.as_ref()?.get(name).map(async_nats::HeaderValue::as_str);
-        let content = ContentType::detect(header(CONTENT_TYPE), &message.payload);
+        let headers = read_headers(message.headers.as_ref());
         Ok(StoredEvent {
-            event: codec::decode_public(content, &message.payload)?,
+            event: cloud_events::decode_event(&headers, &message.payload)?,
             sequence: info.stream_sequence,
             delivery: header(DELIVERY).and_then(|text| text.parse().ok()).unwrap_or(0),
         })

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use stagebus_bus::{Bus, JobDelivery, JobError, JobLimits, JobStore, NewEvent, Results};
+use stagebus_schemas::cloud_events::{self, PublicMessage};
 use stagebus_schemas::codec::{self, ContentType};
 use stagebus_schemas::ids::{ModelName, RequestId};
 use stagebus_schemas::messages::public::{Event, PromptRequest};
@@ -54,7 +55,8 @@ fn token(i: u64) -> Event {
 fn event(event: &Event, after: u64, name: &str) -> NewEvent {
     let content = ContentType::Json;
     let payload = codec::encode_public(content, event).expect("it can be encoded");
-    NewEvent { payload: payload.into(), content, after, delivery: 1, name: name.to_owned() }
+    let message = PublicMessage::plain(content, payload.into());
+    NewEvent { message, after, delivery: 1, name: name.to_owned() }
 }
 
 async fn take(store: &JobStore) -> JobDelivery {
@@ -94,7 +96,7 @@ async fn a_job_is_taken_once_and_gone_when_done() {
 
     let job = take(&store).await;
     assert_eq!((job.sequence, job.delivered, job.message_id()), (1, 1, Some("a")));
-    let found: PromptRequest = codec::decode_public(job.content(), &job.payload).expect("ours");
+    let found = cloud_events::decode_request(&job.public_headers(), &job.payload).expect("ours");
     assert_eq!(found, request("a"));
     assert!(store.pull(Duration::from_millis(200)).await.expect("it answers").is_none());
     job.progress().await.expect("sent");

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use stagebus_bus::PublishError;
-use stagebus_schemas::codec::encode_public;
+use stagebus_schemas::cloud_events::{EventOrigin, encode_event};
 use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::messages::public::Event;
 use stagebus_schemas::subjects::UnheardEvent;
@@ -21,21 +21,28 @@ impl Coordinator {
         client: &Client,
         event: &Event,
     ) -> Result<(), PublishError> {
-        let mut payload = encode_public(client.content, event)?;
-        let limit = self.bus.max_payload().saturating_sub(HEADER_BYTES);
-        if payload.len() > limit {
+        let number = self.outboxes.next_number(&client.reply);
+        let origin = EventOrigin {
+            subjects: &self.subjects,
+            coordinator: self.state.id(),
+            request: client.request.as_deref(),
+            answer: Some(number.client),
+            index: number.event,
+        };
+        let mut message = encode_event(event, client.content, client.packing, &origin)?;
+        let limit = self.bus.max_payload().saturating_sub(HEADER_BYTES + message.attribute_bytes());
+        if message.payload.len() > limit {
             let error = Event::Error {
                 class: ErrorClass::InvalidRequest,
                 message: format!(
                     "answer of {} bytes exceeds the broker's limit of {limit}; ask for a stream",
-                    payload.len()
+                    message.payload.len()
                 ),
                 retry_after_ms: None,
             };
-            payload = encode_public(client.content, &error)?;
+            message = encode_event(&error, client.content, client.packing, &origin)?;
         }
-        let now = Instant::now();
-        let message = self.outboxes.push(&client.reply, Some(client.content), payload.into(), now);
+        let message = self.outboxes.push(&client.reply, Some(message), Instant::now());
         match message {
             Some(message) => self.publish_event(message).await,
             None => Ok(()),
@@ -44,7 +51,7 @@ impl Coordinator {
 
     /// Ends a client's events with an empty message.
     pub(super) async fn send_end(&mut self, client: &Client) -> Result<(), PublishError> {
-        let message = self.outboxes.push(&client.reply, None, bytes::Bytes::new(), Instant::now());
+        let message = self.outboxes.push(&client.reply, None, Instant::now());
         match message {
             Some(message) => self.publish_event(message).await,
             None => Ok(()),
@@ -74,11 +81,11 @@ impl Coordinator {
         if !self.bus.is_connected() {
             return Ok(());
         }
-        let Outgoing { subject, number, content, payload } = message;
+        let Outgoing { subject, number, event } = message;
         let reply = self.subjects.unheard(self.state.id(), number);
-        let sent = match content {
-            Some(content) => self.bus.publish_request(&subject, &reply, content, payload).await,
-            None => self.bus.publish_with_reply(&subject, &reply, payload).await,
+        let sent = match event {
+            Some(event) => self.bus.publish_public(&subject, &reply, event).await,
+            None => self.bus.publish_with_reply(&subject, &reply, bytes::Bytes::new()).await,
         };
         match sent {
             Err(PublishError::Disconnected { .. }) => Ok(()),

@@ -1,9 +1,10 @@
 //! Fetching a job and finding out what is left to do of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use stagebus_bus::{JobDelivery, JobError, JobStore};
-use stagebus_schemas::codec::decode_public;
+use stagebus_schemas::cloud_events::decode_request;
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, RequestId};
 use stagebus_schemas::messages::public::PromptRequest;
@@ -108,11 +109,14 @@ impl Intake {
         stored: StoredAnswer,
         cancelled: bool,
     ) -> Option<Taken> {
-        let content = job.content();
         let reply = self.subjects.result(&request).into();
+        let client = Client {
+            request: Some(Arc::new(request.clone())),
+            ..Client::new(reply, &job.public_headers(), &job.payload)
+        };
         let n_tries = job.delivered.saturating_sub(stored.last_delivery);
         let max_deliveries = self.max_deliveries;
-        let mut keeper = Keeper::new(self, job, request.clone(), &stored);
+        let mut keeper = Keeper::new(self, job, request.clone(), &client, &stored);
         if n_tries > max_deliveries {
             // Whoever had it has not come to say so: this one does not try.
             let n_tries = n_tries - 1;
@@ -120,7 +124,6 @@ impl Intake {
             keeper.give_up(ErrorReply::new(ErrorClass::Internal, message)).await;
             return None;
         }
-        let client = Client { reply, content, job: None };
         Some(Taken { keeper, start: JobStart { client, request, prompt, cancelled, stored } })
     }
 
@@ -130,7 +133,7 @@ impl Intake {
         if found > limit {
             return Err(invalid(format!("job has {found} bytes, at most {limit} are taken")));
         }
-        decode_public(job.content(), &job.payload)
+        decode_request(&job.public_headers(), &job.payload)
             .map_err(|error| invalid(format!("job cannot be read: {error}")))
     }
 }

@@ -4,16 +4,19 @@
 use std::time::Duration;
 
 use stagebus_bus::{JobDelivery, JobError, JobStore, NewEvent, PublishError};
-use stagebus_schemas::codec::{ContentType, encode_public};
+use stagebus_schemas::cloud_events::{EventOrigin, Packing, PublicMessage, encode_event};
+use stagebus_schemas::codec::{CodecError, ContentType};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
-use stagebus_schemas::ids::RequestId;
+use stagebus_schemas::ids::{CoordinatorId, RequestId};
 use stagebus_schemas::messages::public::Event;
+use stagebus_schemas::subjects::Subjects;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use super::intake::Intake;
 use super::{StoredAnswer, with_cause};
+use crate::client::Client;
 
 /// Failures after which another try may succeed, with this coordinator or another one.
 const RETRIED: [ErrorClass; 4] = [
@@ -41,14 +44,17 @@ pub(super) struct Keeper {
     store: JobStore,
     job: JobDelivery,
     request: RequestId,
+    subjects: Subjects,
     content: ContentType,
-    /// Beginning of the names of the events that this keeper stores.
-    writer: String,
+    packing: Packing,
+    /// Who stores the events.
+    writer: CoordinatorId,
     /// Tries without a new event before this one, and how many there may be.
     tries: (u64, u64),
     last_sequence: u64,
     n_token_events: u64,
-    n_stored: u64,
+    /// Events that are stored, those of earlier deliveries included.
+    n_events: u64,
     progress: Interval,
 }
 
@@ -63,21 +69,24 @@ impl Keeper {
         intake: Intake,
         job: JobDelivery,
         request: RequestId,
+        client: &Client,
         stored: &StoredAnswer,
     ) -> Self {
         let mut progress = interval(intake.ack_wait / 3);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let tries = job.delivered.saturating_sub(stored.last_delivery);
         Self {
-            writer: format!("{}-{}", intake.writer, job.delivered),
+            writer: intake.writer,
             store: intake.store,
-            content: job.content(),
+            subjects: intake.subjects,
+            content: client.content,
+            packing: client.packing,
             job,
             request,
             tries: (tries, intake.max_deliveries),
             last_sequence: stored.last_sequence,
             n_token_events: stored.n_token_events,
-            n_stored: 0,
+            n_events: stored.n_events,
             progress,
         }
     }
@@ -173,21 +182,20 @@ impl Keeper {
     }
 
     async fn store_event(&mut self, event: &Event) -> Result<(), JobError> {
-        let payload = match event {
+        let message = match event {
             // Events that were merged leave no gap in the numbers.
             Event::Token { text, tokens, logprobs, steps, .. } => {
                 let (text, tokens, logprobs) = (text.clone(), tokens.clone(), logprobs.clone());
                 let (i, steps) = (self.n_token_events, steps.clone());
-                encode_public(self.content, &Event::Token { i, text, tokens, logprobs, steps })?
+                self.encode(&Event::Token { i, text, tokens, logprobs, steps })?
             }
-            other => encode_public(self.content, other)?,
+            other => self.encode(other)?,
         };
         let new = NewEvent {
-            payload: payload.into(),
-            content: self.content,
+            message,
             after: self.last_sequence,
             delivery: self.job.delivered,
-            name: format!("{}-{}", self.writer, self.n_stored),
+            name: format!("{}-{}-{}", self.writer, self.job.delivered, self.n_events),
         };
         self.last_sequence = match self.append(new.clone()).await {
             Err(JobError::Publish(PublishError::PayloadTooLarge { bytes, limit })) => {
@@ -199,14 +207,26 @@ impl Keeper {
                     ),
                     retry_after_ms: None,
                 };
-                let payload = encode_public(self.content, &too_large)?.into();
-                self.append(NewEvent { payload, ..new }).await?
+                let message = self.encode(&too_large)?;
+                self.append(NewEvent { message, ..new }).await?
             }
             stored => stored?,
         };
-        self.n_stored += 1;
+        self.n_events += 1;
         self.n_token_events += u64::from(matches!(event, Event::Token { .. }));
         Ok(())
+    }
+
+    /// The form in which the next event is stored.
+    fn encode(&self, event: &Event) -> Result<PublicMessage, CodecError> {
+        let origin = EventOrigin {
+            subjects: &self.subjects,
+            coordinator: &self.writer,
+            request: Some(&self.request),
+            answer: None,
+            index: self.n_events,
+        };
+        encode_event(event, self.content, self.packing, &origin)
     }
 
     /// Appends an event, again and again while the broker is away, and goes on telling that the

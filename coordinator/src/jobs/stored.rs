@@ -16,6 +16,8 @@ pub(crate) struct StoredAnswer {
     pub(crate) text_len: usize,
     /// Number of token events.
     pub(crate) n_token_events: u64,
+    /// Number of events of all kinds.
+    pub(super) n_events: u64,
     /// Whether the last event is there.
     pub(crate) ended: bool,
     /// Sequence of the newest event; 0 without one.
@@ -42,6 +44,7 @@ impl StoredAnswer {
 
     /// Adds an event.
     pub(crate) fn add(&mut self, event: Event) {
+        self.n_events += 1;
         match event {
             Event::Accepted { seed, .. } => {
                 self.accepted = true;

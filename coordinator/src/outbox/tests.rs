@@ -1,5 +1,8 @@
 //! Clients that listen, come back, or do not.
 
+use bytes::Bytes;
+use stagebus_schemas::codec::ContentType;
+
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -36,13 +39,15 @@ impl Bench {
     }
 
     fn push(&mut self) {
-        let content = Some(ContentType::Json);
-        let message = self.outboxes.push(&self.subject, content, Bytes::new(), self.now);
+        let event = Some(PublicMessage::plain(ContentType::Json, Bytes::new()));
+        let number = self.outboxes.next_number(&self.subject);
+        let message = self.outboxes.push(&self.subject, event, self.now);
+        assert!(message.iter().all(|message| message.number == number));
         message.iter().for_each(|message| self.publish(message));
     }
 
     fn end(&mut self) {
-        let message = self.outboxes.push(&self.subject, None, Bytes::new(), self.now);
+        let message = self.outboxes.push(&self.subject, None, self.now);
         message.iter().for_each(|message| self.publish(message));
     }
 

@@ -1,8 +1,9 @@
 //! From the bytes of a request to a session with a checked prompt.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use stagebus_schemas::codec::decode_public;
+use stagebus_schemas::cloud_events::{PublicHeaders, decode_request};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{RequestId, SessionId};
 use stagebus_schemas::messages::public::{
@@ -20,16 +21,23 @@ use crate::transcript::Transcript;
 
 impl State {
     pub(super) fn on_request(&mut self, incoming: Incoming, now: Instant) {
-        let Some(client) = incoming.client else {
+        let Incoming { payload, headers, client } = incoming;
+        let Some(mut client) = client else {
             self.counters.requests_ignored += 1;
             return;
         };
         if let Err(error) = self.check_room(&client) {
             return self.refuse(client, error);
         }
-        match self.read_request(&incoming.payload, &client) {
+        let mut request = match self.read_request(&headers, &payload) {
+            Ok(request) => request,
+            Err(error) => return self.refuse(client, error),
+        };
+        let name = request.request_id.get_or_insert_with(RequestId::random).clone();
+        client.request = Some(Arc::new(name));
+        match request.validate(&self.model.limits) {
             Ok(request) => self.begin(request, client, None, now),
-            Err(error) => self.refuse(client, error),
+            Err(error) => self.refuse(client, error.into()),
         }
     }
 
@@ -61,15 +69,17 @@ impl State {
         }
     }
 
-    fn read_request(&self, payload: &[u8], client: &Client) -> Result<ValidRequest, ErrorReply> {
-        let limit = self.settings.max_request_bytes;
-        if payload.len() > limit {
-            let found = payload.len();
+    fn read_request(
+        &self,
+        headers: &PublicHeaders<'_>,
+        payload: &[u8],
+    ) -> Result<PromptRequest, ErrorReply> {
+        let (found, limit) = (payload.len(), self.settings.max_request_bytes);
+        if found > limit {
             return Err(invalid(format!("request has {found} bytes, at most {limit} are taken")));
         }
-        let request: PromptRequest = decode_public(client.content, payload)
-            .map_err(|error| invalid(format!("request cannot be read: {error}")))?;
-        Ok(request.validate(&self.model.limits)?)
+        decode_request(headers, payload)
+            .map_err(|error| invalid(format!("request cannot be read: {error}")))
     }
 
     /// Makes the session of a valid request; `job` is what is known of a job.

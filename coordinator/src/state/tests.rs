@@ -9,7 +9,7 @@ mod speculation;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stagebus_schemas::codec::ContentType;
+use stagebus_schemas::cloud_events::PublicHeaders;
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
@@ -36,6 +36,13 @@ use crate::fleet_view::ShardSetIdentity;
 use crate::shard_set::{self, END};
 
 const N_STAGES: u16 = 2;
+
+/// A request from a reply subject.
+fn ask(reply: &str, json: &str) -> Action {
+    let headers = PublicHeaders::default();
+    let client = Some(Client::new(reply.into(), &headers, json.as_bytes()));
+    Action::Request(Incoming { payload: json.to_owned().into(), headers, client })
+}
 
 /// A state with its clock and the effects so far.
 struct Bench {
@@ -128,9 +135,7 @@ impl Bench {
     }
 
     fn request(&mut self, json: &str) {
-        let client = Some(Client { reply: "inbox".into(), content: ContentType::Json, job: None });
-        let payload = json.to_owned().into();
-        self.act(Action::Request(Incoming { payload, client }));
+        self.act(ask("inbox", json));
     }
 
     /// The opens that were asked for since the last call.
@@ -627,7 +632,8 @@ fn text_without_tokens_and_tokenizer_failures_are_refused() {
 #[test]
 fn a_request_without_reply_subject_is_ignored() {
     let mut bench = Bench::new();
-    bench.act(Action::Request(Incoming { payload: "{}".into(), client: None }));
+    let headers = PublicHeaders::default();
+    bench.act(Action::Request(Incoming { payload: "{}".into(), headers, client: None }));
     assert_eq!((bench.effects.len(), bench.state.counters.requests_ignored), (0, 1));
 }
 

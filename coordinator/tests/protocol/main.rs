@@ -5,6 +5,7 @@
 #[path = "../support/shard_set.rs"]
 mod shard_set;
 
+mod cloud_events;
 mod fake_stage;
 mod harness;
 mod jobs;

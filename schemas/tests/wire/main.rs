@@ -1,5 +1,6 @@
-//! The wire: round trips, hostile input, subjects, ids and the public contract.
+//! The wire: round trips, hostile input, subjects, ids, CloudEvents and the public contract.
 
+mod cloud_events;
 mod hostile;
 mod ids;
 mod public;

@@ -6,12 +6,8 @@ fn settings() -> CoordinatorSettings {
     CoordinatorSettings { prefill_chunk: 64, ..without_drafts() }
 }
 
-/// A request from a reply subject.
 fn ask(bench: &mut Bench, reply: &str, json: &str) {
-    let content = ContentType::Json;
-    let client = Some(Client { reply: reply.into(), content, job: None });
-    let payload = json.to_owned().into();
-    bench.act(Action::Request(Incoming { payload, client }));
+    bench.act(super::ask(reply, json));
 }
 
 /// Two workers whose caches hold `room` positions of ten bytes.

@@ -14,9 +14,9 @@ fn job(extra: &str, stored: &[Event], cancelled: bool) -> Action {
         answer.add(event.clone());
     }
     let prompt: PromptRequest = serde_json::from_str(&json).unwrap();
-    let content = ContentType::Json;
+    let client = Client::new("result".into(), &PublicHeaders::default(), b"{}");
     Action::Job(Box::new(JobStart {
-        client: Client { reply: "result".into(), content, job: Some(KEY) },
+        client: Client { job: Some(KEY), ..client },
         request: RequestId::new("r").unwrap(),
         prompt: Ok(prompt),
         cancelled,
