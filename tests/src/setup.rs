@@ -40,6 +40,21 @@ pub fn program() -> Result<PathBuf> {
     Ok(program)
 }
 
+/// An example in Rust, beside the running test: cargo builds both.
+///
+/// # Errors
+/// It is not there.
+pub fn example(name: &str) -> Result<PathBuf> {
+    let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
+    let program = target_dir()?.join("examples").join(file);
+    ensure!(
+        program.is_file(),
+        "{} is missing; run the tests of the whole workspace, or `cargo build --example {name}`",
+        program.display()
+    );
+    Ok(program)
+}
+
 /// The runtime folder.
 ///
 /// # Errors

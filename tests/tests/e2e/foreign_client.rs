@@ -1,6 +1,7 @@
 //! A client that is not ours: `nats-py`, with JSON only.
 
 use std::path::Path;
+use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -11,11 +12,18 @@ use tokio::process::Command;
 /// Runs a Python script to its end and returns its standard output.
 pub(crate) async fn run(script: &Path, args: &[&str]) -> Result<String> {
     let mut command = Command::new(foreign::python().await?);
-    command.arg(script).args(args).kill_on_drop(true);
-    let output = command.output().await.context("cannot run Python")?;
+    command.arg(script).args(args);
+    output_of(&mut command).await
+}
+
+/// Runs a program to its end and returns its standard output.
+pub(crate) async fn output_of(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await;
+    let output = output.with_context(|| format!("cannot run {command:?}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{} failed:\n{errors}", script.display());
-    Ok(String::from_utf8(output.stdout)?)
+    let text = String::from_utf8(output.stdout)?;
+    ensure!(output.status.success(), "{command:?} failed:\n{errors}\n{text}");
+    Ok(text)
 }
 
 /// The names of the events of one request; the empty message is `null`.
@@ -62,15 +70,5 @@ async fn nats_py_is_answered_cancelled_and_refused() -> Result<()> {
     ensure!(names(refused) == ["error", "null"], "{refused:#}");
     ensure!(refused[0]["class"] == "invalid_request", "{refused:#}");
     fleet.idle().await?;
-    fleet.end().await
-}
-
-#[tokio::test]
-async fn the_example_of_the_readme_works_as_it_stands() -> Result<()> {
-    let fleet = Fleet::start(2, |_| {}).await?;
-    let script = setup::root().join("examples").join("ask.py");
-    let url = fleet.processes.url().to_owned();
-    let text = run(&script, &["What is the capital of Japan?", fleet.model.as_str(), &url]).await?;
-    ensure!(text.contains("Tokyo"), "{text}");
     fleet.end().await
 }

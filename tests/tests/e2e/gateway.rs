@@ -25,15 +25,15 @@ const CANARY: &str = "Xyloqwrtz";
 const KEY: &str = "sk-0123456789abcdef-Xyloqwrtz";
 
 /// A running `stagebus gateway`; killed when dropped.
-struct Gateway {
+pub(crate) struct Gateway {
     process: Child,
-    base_url: String,
+    pub(crate) base_url: String,
     address: String,
 }
 
 impl Gateway {
     /// Starts one on a free port.
-    async fn start(call: Call, log: &Path) -> Result<Self> {
+    pub(crate) async fn start(call: Call, log: &Path) -> Result<Self> {
         let mut process = call.args(&["--listen", "127.0.0.1:0"]).start_logged(log)?;
         let stdout = process.stdout.take().context("no standard output")?;
         let mut line = String::new();
@@ -64,7 +64,7 @@ impl Gateway {
     }
 
     /// Waits until a model is listed.
-    async fn lists(&self, model: &str) -> Result<()> {
+    pub(crate) async fn lists(&self, model: &str) -> Result<()> {
         wait::until("the model is listed", async || {
             let (status, _) = self.send("GET", &format!("/v1/models/{model}"), "").await?;
             Ok((status == 200).then_some(()))
@@ -73,7 +73,7 @@ impl Gateway {
     }
 
     /// Ends it as Ctrl-C does, where there are signals.
-    async fn end(mut self) -> Result<()> {
+    pub(crate) async fn end(mut self) -> Result<()> {
         if cfg!(unix) {
             let id = self.process.id().context("it has ended")?.to_string();
             let mut kill = tokio::process::Command::new("kill");

@@ -8,6 +8,7 @@ mod chat;
 mod command_line;
 mod crowds;
 mod doctor;
+mod examples;
 mod faults;
 mod foreign_client;
 mod gateway;
