@@ -6,7 +6,7 @@
 //! - [`link`]: a slow, narrow or lossy way to a broker, for the scenarios over wide areas.
 //! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
 //! - One module per scenario: [`parity`], [`users`], [`speculation`], [`wan`], [`head`], [`prefill`],
-//!   [`long`], [`faults`], [`hop`], [`link::accuracy`], [`wire`]. A scenario checks tokens first, measures its variants in
+//!   [`long`], [`faults`], [`hop`], [`gateway`], [`link::accuracy`], [`wire`]. A scenario checks tokens first, measures its variants in
 //!   turn within one run, and ends with its claims.
 //! - [`all`]: every scenario in a process of its own, and a folder of results.
 //!
@@ -25,6 +25,7 @@ pub mod contender;
 pub mod engine_decode;
 pub mod faults;
 pub mod fleet_run;
+pub mod gateway;
 pub mod genai;
 pub mod harness;
 pub mod head;
@@ -99,6 +100,7 @@ const SCENARIOS: &[Listed] = &[
     Listed { name: "wire", claims: wire::CLAIMS, quick: &["--quick"] },
     Listed { name: "faults", claims: faults::CLAIMS, quick: &["--quick"] },
     Listed { name: "hop", claims: hop::CLAIMS, quick: &["--rounds", "1", "--messages", "50"] },
+    Listed { name: "gateway", claims: gateway::CLAIMS, quick: &["--quick"] },
     Listed { name: "link", claims: link::accuracy::CLAIMS, quick: &["--pings", "20"] },
 ];
 
@@ -124,6 +126,8 @@ enum Scenario {
     Long(long::LongArgs),
     /// One message from stage to stage, by NATS and by raw TCP
     Hop(hop::HopArgs),
+    /// What the HTTP gateway adds to a request and to a token, and what open streams cost it
+    Gateway(gateway::GatewayArgs),
     /// The link emulator: delays and rates asked for against measured
     Link(link::accuracy::LinkArgs),
     /// Number formats of the hidden states on the wire: bytes, time, and what they change
@@ -160,6 +164,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Prefill(args)) => prefill::run(args, quiet).await,
             Some(Scenario::Long(args)) => long::run(args, quiet).await,
             Some(Scenario::Hop(args)) => hop::run(args, quiet).await,
+            Some(Scenario::Gateway(args)) => gateway::run(args, quiet).await,
             Some(Scenario::Link(args)) => link::accuracy::run(&args, quiet),
             Some(Scenario::All(args)) => all::run(args, SCENARIOS, quiet).await,
             Some(Scenario::Wire(args)) => wire::run(args, quiet).await,

@@ -483,11 +483,23 @@ async fn wait_ready(
 /// # Errors
 /// [`FleetError::File`] if the process is gone or the platform does not tell.
 pub fn peak_rss_bytes(pid: u32) -> Result<u64, FleetError> {
+    memory_bytes(pid, "VmHWM:")
+}
+
+/// The memory that the process `pid` has resident now, in bytes (Linux only).
+///
+/// # Errors
+/// As [`peak_rss_bytes`].
+pub fn rss_bytes(pid: u32) -> Result<u64, FleetError> {
+    memory_bytes(pid, "VmRSS:")
+}
+
+fn memory_bytes(pid: u32, field: &str) -> Result<u64, FleetError> {
     let path = Path::new("/proc").join(pid.to_string()).join("status");
     let text = std::fs::read_to_string(&path)
         .map_err(|source| FleetError::File { path: path.clone(), source })?;
     let kilobytes = text.lines().find_map(|line| {
-        line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+        line.strip_prefix(field)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
     });
     kilobytes.map(|kilobytes| kilobytes * 1024).ok_or_else(|| FleetError::File {
         path,
