@@ -98,6 +98,12 @@ impl Bus {
         self.signals.slow_consumers()
     }
 
+    /// Returns how often the connection was made again.
+    #[must_use]
+    pub fn reconnects(&self) -> u64 {
+        self.signals.reconnects()
+    }
+
     /// Reads the connection's events from now on.
     #[must_use]
     pub fn events(&self) -> BusEvents {

@@ -65,6 +65,8 @@ pub(crate) struct Signals {
     closed: watch::Sender<bool>,
     losses: AtomicU64,
     slow_consumers: AtomicU64,
+    /// Times that it was made.
+    connections: AtomicU64,
     /// The refusal of the subscription through which all answers to requests come, since the
     /// connection stands. The client subscribes once, so it is told once.
     answers_refused: Mutex<Option<Violation>>,
@@ -77,6 +79,7 @@ impl Signals {
             closed: watch::Sender::new(false),
             losses: AtomicU64::new(0),
             slow_consumers: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
             answers_refused: Mutex::new(None),
         }
     }
@@ -91,6 +94,11 @@ impl Signals {
 
     pub(crate) fn slow_consumers(&self) -> u64 {
         self.slow_consumers.load(Ordering::Acquire)
+    }
+
+    /// Times that the connection was made after the first.
+    pub(crate) fn reconnects(&self) -> u64 {
+        self.connections.load(Ordering::Acquire).saturating_sub(1)
     }
 
     /// Whether the broker refused the subscription that all answers to requests need.
@@ -121,6 +129,7 @@ impl Signals {
     pub(crate) fn on_event(&self, event: Event) {
         let event = match event {
             Event::Connected => {
+                self.connections.fetch_add(1, Ordering::AcqRel);
                 self.set_answers_refused(None);
                 BusEvent::Connected
             }

@@ -15,9 +15,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use stagebus_bus::Switch;
-use stagebus_coordinator::{CoordinatorArgs, CoordinatorConfig, Hosted};
+use stagebus_coordinator::{CoordinatorArgs, Hosted, Prepared};
 use stagebus_schemas::ids::WorkerId;
 use stagebus_settings::{Overrides, ProcessArgs};
+use stagebus_telemetry::WorkerMetrics;
 use stagebus_worker::{Shutdown, WorkerConfig, WorkerError, WorkerSettings};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -37,13 +38,13 @@ const THREAD: &str = "hosted-stage";
 /// that did not end in time.
 pub async fn run(args: CoordinatorArgs, stop: CancellationToken) -> anyhow::Result<Outcome> {
     let process = args.process.clone();
-    let mut config = stagebus_coordinator::prepare(args, &stop)?;
-    if !config.settings.host_stage0 {
-        stagebus_coordinator::serve(config, stop).await?;
+    let mut prepared = stagebus_coordinator::prepare(args, &stop).await?;
+    if !prepared.config.settings.host_stage0 {
+        stagebus_coordinator::serve(prepared, stop).await?;
         return Ok(Outcome::Good);
     }
     let switch = Switch::new();
-    let settings = worker_config(&process, &config, switch.clone())?;
+    let settings = worker_config(&process, &mut prepared, switch.clone())?;
     let mut hosted = HostedWorker::start(settings)?;
     let ready = tokio::select! {
         ready = hosted.ready() => ready?,
@@ -53,10 +54,10 @@ pub async fn run(args: CoordinatorArgs, stop: CancellationToken) -> anyhow::Resu
         hosted.end(Instant::now()).await?;
         return Ok(Outcome::Good);
     };
-    let drain = Duration::from_millis(config.settings.drain_ms);
-    config.hosted = Some(Hosted { worker, switch });
+    let drain = Duration::from_millis(prepared.config.settings.drain_ms);
+    prepared.config.hosted = Some(Hosted { worker, switch });
     let mut asked = None;
-    let mut serving = Box::pin(stagebus_coordinator::serve(config, stop.clone()));
+    let mut serving = Box::pin(stagebus_coordinator::serve(prepared, stop.clone()));
     let outcome = loop {
         tokio::select! {
             outcome = &mut serving => break outcome,
@@ -74,21 +75,22 @@ pub async fn run(args: CoordinatorArgs, stop: CancellationToken) -> anyhow::Resu
 /// and a key of its own where roles have keys.
 fn worker_config(
     process: &ProcessArgs,
-    config: &CoordinatorConfig,
+    prepared: &mut Prepared,
     switch: Switch,
 ) -> Result<WorkerConfig, WorkerError> {
     let mut flags = Overrides::default();
-    flags.set("worker.shards", Path::display(&config.shards), "--shards");
+    flags.set("worker.shards", Path::display(&prepared.config.shards), "--shards");
     flags.set("worker.stage", 0, "--host-stage0");
     let loaded = process.load::<WorkerSettings>("worker", &flags)?;
     let (mut broker, mut settings) = (loaded.broker, loaded.process);
     settings.name.get_or_insert_with(|| HOSTED_NAME.to_owned());
-    if let Some(seed) = &config.settings.host_nkey_seed_file {
+    if let Some(seed) = &prepared.config.settings.host_nkey_seed_file {
         (broker.token, broker.user, broker.password) = (None, None, None);
         broker.nkey_seed_file = Some(seed.clone());
     }
     tracing::info!(?settings, "hosted worker");
-    Ok(WorkerConfig { broker, settings, switch: Some(switch) })
+    let metrics = WorkerMetrics::registered(&mut prepared.telemetry.registry, 0);
+    Ok(WorkerConfig { broker, settings, switch: Some(switch), metrics })
 }
 
 /// A worker on a thread of this process.

@@ -130,6 +130,9 @@ struct ReadyMember {
     /// The worker that a coordinator hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     hosted: Option<String>,
+    /// Where its metrics are to be had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<SocketAddr>,
 }
 
 /// Runs the fleet until `stop` is cancelled or a part of it ends.
@@ -207,6 +210,7 @@ impl Ready {
             stage: member.stage,
             id: member.id,
             hosted: member.hosted,
+            metrics: member.metrics,
         };
         Self {
             ready: true,
@@ -244,6 +248,9 @@ fn describe(ready: &Ready) -> String {
     }
     let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
     let http = ready.gateway.as_deref().map(describe_gateway).unwrap_or_default();
+    let scraped = members.iter().filter_map(|member| member.metrics);
+    let metrics: String =
+        scraped.map(|address| format!("  metrics  http://{address}/metrics\n")).collect();
     format!(
         "
 {model} is up: {stages} stages, ready after {:.1} s
@@ -253,7 +260,7 @@ fn describe(ready: &Ready) -> String {
   job      {}
   cancel   {}
   fleet    {}
-{http}
+{http}{metrics}
 ask it:
   stagebus ask {option}\"What is the capital of Japan?\"
 let it work, and come back for the answer:
@@ -314,6 +321,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");
         }
+        assert!(!text.contains("metrics"), "{text}");
         let broker = "nats://127.0.0.1:4222".to_owned();
         let default = Ready { broker, gateway: None, ..ready };
         assert!(!describe(&default).contains("page"));

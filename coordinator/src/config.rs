@@ -15,6 +15,7 @@ use stagebus_schemas::ids::WorkerId;
 use stagebus_schemas::messages::control::HeadMode;
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_settings::BrokerSettings;
+use stagebus_telemetry::CoordinatorMetrics;
 
 pub use jobs::{JobSettings, JobsMode};
 
@@ -34,6 +35,8 @@ pub struct CoordinatorConfig {
     /// The worker of the first stage in this process; given if and only if
     /// [`CoordinatorSettings::host_stage0`] asks for it.
     pub hosted: Option<Hosted>,
+    /// What it counts and measures.
+    pub metrics: CoordinatorMetrics,
 }
 
 /// A worker in the coordinator's process.

@@ -12,6 +12,7 @@
 //! number is bounded by the requests under way, and they end with the owner.
 
 mod delivery;
+mod steps;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -20,18 +21,18 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use stagebus_bus::{Bus, BusOptions, RequestError, Role};
-use stagebus_schemas::codec;
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{CoordinatorId, ModelName, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{
     Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Keep, Open,
 };
-use stagebus_schemas::messages::forward::{Forward, MAX_ROWS, MAX_STEPS, Step};
+use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_schemas::messages::public::{Limits, PromptInput};
-use stagebus_schemas::subjects::{LostStep, Subjects};
+use stagebus_schemas::subjects::Subjects;
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::ShardSet;
 use stagebus_shards::text::TextModel;
+use stagebus_telemetry::{CoordinatorMetrics, mirror};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -48,6 +49,7 @@ use crate::jobs::Jobs;
 use crate::outbox::Outboxes;
 use crate::prefill::{MIN_CHUNK_ROWS, logits_rows_per_message, rows_per_message};
 use crate::state::{Model, Name, State, StepLimits};
+use steps::StepMessages;
 
 /// How long the start waits for a broker that is not there yet.
 const CONNECT_WAIT: Duration = Duration::from_secs(10);
@@ -139,7 +141,8 @@ pub async fn run(
         open_timeout: config.settings.open_timeout(),
         drain: config.settings.drain(),
         announce: config.settings.announce(),
-        state: State::new(name, settings, model, limits),
+        state: State::new(name, settings, model, limits, config.metrics.clone()),
+        metrics: config.metrics,
         draft: loaded.draft,
         outboxes: Outboxes::new(config.settings.client_wait()),
         broken_at: None,
@@ -259,6 +262,7 @@ struct Coordinator {
     broken_at: Option<Instant>,
     /// Steps that leave when the effects at hand are done.
     steps: StepMessages,
+    metrics: CoordinatorMetrics,
     shutdown: CancellationToken,
     open_timeout: Duration,
     drain: Duration,
@@ -362,6 +366,8 @@ impl Coordinator {
             }
             _ => {}
         }
+        mirror(&self.metrics.slow_consumer, self.bus.slow_consumer_reports());
+        mirror(&self.metrics.reconnects, self.bus.reconnects());
         self.state.apply(action, Instant::now());
         self.perform().await;
         if self.state.is_unsettled() {
@@ -383,9 +389,7 @@ impl Coordinator {
                     self.state.apply(Action::Unsent(session), Instant::now());
                 }
             }
-            for (worker, steps) in std::mem::take(&mut self.steps.0) {
-                self.send_steps(&worker, steps).await;
-            }
+            self.send_steps().await;
         }
     }
 
@@ -394,37 +398,6 @@ impl Coordinator {
         let drafted = self.draft.give(command);
         if !drafted.is_empty() {
             self.state.apply(Action::Drafted(drafted), Instant::now());
-        }
-    }
-
-    /// Sends steps in one message. Nobody hearing it is told with the first step's name: the worker
-    /// is gone then, and all its sessions with it.
-    async fn send_steps(&mut self, worker: &WorkerId, steps: Vec<Step>) {
-        let Some(first) = steps.first() else { return };
-        if !self.bus.is_connected() {
-            // They count as lost, and their sessions are replayed when the broker is back.
-            debug!(%worker, n_steps = steps.len(), "steps were not sent, the broker is away");
-            return;
-        }
-        let lost = LostStep {
-            session: first.session,
-            epoch: first.epoch,
-            step: first.step,
-            stage: StageIndex::FIRST,
-        };
-        let subject = self.subjects.step(StageIndex::FIRST, worker);
-        let reply = self.subjects.lost(self.state.id(), &lost);
-        let sessions: Vec<SessionId> = steps.iter().map(|step| step.session).collect();
-        let forward = Forward { version: MessageVersion::CURRENT, from: None, steps, hidden: None };
-        let sent = match codec::encode(&forward) {
-            Ok(payload) => self.bus.publish_with_reply(&subject, &reply, payload.into()).await,
-            Err(error) => Err(error.into()),
-        };
-        if let Err(error) = sent {
-            warn!(%worker, %error, n_steps = sessions.len(), "steps were not sent");
-            for session in sessions {
-                self.state.apply(Action::Unsent(session), Instant::now());
-            }
         }
     }
 
@@ -561,25 +534,6 @@ impl Coordinator {
     fn log_end(&self) {
         let counters = self.state.counters();
         info!(?counters, slow_consumers = self.bus.slow_consumer_reports(), "coordinator ends");
-    }
-}
-
-/// Steps on their way to the first stage: those for one worker leave together.
-#[derive(Default)]
-struct StepMessages(Vec<(WorkerId, Vec<Step>)>);
-
-impl StepMessages {
-    fn add(&mut self, worker: WorkerId, step: Step) {
-        let n_rows = |steps: &[Step]| steps.iter().map(|step| step.tokens.len()).sum::<usize>();
-        let fits = |(to, steps): &&mut (WorkerId, Vec<Step>)| {
-            *to == worker
-                && steps.len() < MAX_STEPS
-                && n_rows(steps) + step.tokens.len() <= MAX_ROWS
-        };
-        match self.0.iter_mut().rev().find(fits) {
-            Some((_, steps)) => steps.push(step),
-            None => self.0.push((worker, vec![step])),
-        }
     }
 }
 

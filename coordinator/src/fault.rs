@@ -5,6 +5,7 @@ use std::time::Duration;
 use stagebus_draft::sampling::SamplingError;
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{StageIndex, StepNumber};
+use stagebus_telemetry::Recovery;
 
 use crate::session::IllegalTransition;
 
@@ -61,29 +62,34 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Whether the session can go on with other workers, or with the same ones from the start.
-    pub(crate) const fn is_recoverable(&self) -> bool {
+    /// What the session recovers from, if it can go on with other workers, or with the same ones from
+    /// the start.
+    pub(crate) const fn recovery(&self) -> Option<Recovery> {
         match self {
-            Self::Step { error, .. } => matches!(
-                error.class,
-                ErrorClass::UnknownSession
-                    | ErrorClass::StaleEpoch
-                    | ErrorClass::StepGap
-                    | ErrorClass::Preempted
-            ),
-            Self::WorkerGone { .. }
-            | Self::WorkerStuck { .. }
-            | Self::StepLost { .. }
-            | Self::AnswerLost
-            | Self::SessionLost { .. }
-            | Self::NoAnswer { .. }
-            | Self::Gap { .. } => true,
+            Self::Step { error, .. } => match error.class {
+                ErrorClass::UnknownSession | ErrorClass::StaleEpoch | ErrorClass::StepGap => {
+                    Some(Recovery::StepRefused)
+                }
+                ErrorClass::Preempted => Some(Recovery::Preempted),
+                ErrorClass::InvalidRequest
+                | ErrorClass::Overloaded
+                | ErrorClass::StageUnavailable
+                | ErrorClass::VersionMismatch
+                | ErrorClass::Cancelled
+                | ErrorClass::Internal => None,
+            },
+            Self::WorkerGone { .. } => Some(Recovery::WorkerGone),
+            Self::WorkerStuck { .. } => Some(Recovery::WorkerStuck),
+            Self::StepLost { .. } => Some(Recovery::StepLost),
+            Self::AnswerLost | Self::Gap { .. } => Some(Recovery::AnswerLost),
+            Self::SessionLost { .. } => Some(Recovery::SessionLost),
+            Self::NoAnswer { .. } => Some(Recovery::NoAnswer),
             Self::WrongRows
             | Self::Token { .. }
             | Self::NoToken { .. }
             | Self::Unsent
             | Self::Shutdown
-            | Self::Transition(_) => false,
+            | Self::Transition(_) => None,
         }
     }
 

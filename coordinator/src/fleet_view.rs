@@ -307,6 +307,12 @@ impl FleetView {
         (kv.room > 0.0).then_some(kv)
     }
 
+    /// Workers of a stage that take sessions.
+    pub(crate) fn n_that_take_sessions(&self, stage: StageIndex, now: Instant) -> usize {
+        let of_stage = |member: &&Member| member.stage == stage && member.takes_sessions(now);
+        self.workers.values().filter(of_stage).count()
+    }
+
     /// Whether every stage has a worker that takes sessions.
     pub(crate) fn is_complete(&self, now: Instant) -> bool {
         self.stages()

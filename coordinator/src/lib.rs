@@ -36,4 +36,4 @@ pub use config::{
 pub use coordinator::{Ready, run};
 pub use error::CoordinatorError;
 pub use prefill::{MIN_CHUNK_ROWS, rows_per_message};
-pub use process::{CoordinatorArgs, prepare, serve, serve_until_signalled};
+pub use process::{CoordinatorArgs, Prepared, prepare, serve, serve_until_signalled};

@@ -1,8 +1,11 @@
 //! The coordinator as a process: flags, configuration, logging, the ready line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use stagebus_settings::{Overrides, ProcessArgs, logging, process};
+use serde::Serialize;
+use stagebus_settings::{ListenAddress, Overrides, ProcessArgs, logging, process};
+use stagebus_telemetry::{CoordinatorMetrics, Telemetry};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
@@ -27,6 +30,11 @@ pub struct CoordinatorArgs {
     #[arg(long)]
     pub wait_for_workers: bool,
 
+    /// Show metrics for Prometheus there, as PORT (this machine only) or ADDRESS:PORT; port 0 is any
+    /// free one
+    #[arg(long, value_name = "ADDR")]
+    pub metrics_listen: Option<ListenAddress>,
+
     /// Shut down when standard input ends, as it does when the parent process ends
     #[arg(long)]
     pub exit_with_parent: bool,
@@ -36,30 +44,44 @@ pub struct CoordinatorArgs {
     pub process: ProcessArgs,
 }
 
-/// Loads the configuration and starts logging. If the flags say so, `shutdown` is cancelled when
-/// standard input ends.
+/// A coordinator that can be started.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Everything that it needs.
+    pub config: CoordinatorConfig,
+    /// What its process shows of itself.
+    pub telemetry: Telemetry,
+}
+
+/// Loads the configuration, starts logging and listens for scrapers. If the flags say so, `shutdown`
+/// is cancelled when standard input ends.
 ///
 /// # Errors
 /// [`CoordinatorError`].
-pub fn prepare(
+pub async fn prepare(
     args: CoordinatorArgs,
     shutdown: &CancellationToken,
-) -> Result<CoordinatorConfig, CoordinatorError> {
+) -> Result<Prepared, CoordinatorError> {
     let mut flags = Overrides::default();
-    flags.set_some("coordinator.host_stage0", args.host_stage0.then_some(true), "--host-stage0");
+    flags
+        .set_some("coordinator.host_stage0", args.host_stage0.then_some(true), "--host-stage0")
+        .set_some("metrics.listen", args.metrics_listen, "--metrics-listen");
     let loaded = args.process.load::<CoordinatorSettings>("coordinator", &flags)?;
     logging::init(&loaded.log)?;
     info!(broker = ?loaded.broker, settings = ?loaded.process, "configuration");
     if args.exit_with_parent {
         process::watch_parent(shutdown.clone()).map_err(CoordinatorError::Thread)?;
     }
-    Ok(CoordinatorConfig {
+    let mut telemetry = Telemetry::start(&loaded.metrics).await?;
+    let config = CoordinatorConfig {
         shards: args.shards,
         broker: loaded.broker,
         settings: loaded.process,
         wait_for_workers: args.wait_for_workers,
         hosted: None,
-    })
+        metrics: CoordinatorMetrics::registered(&mut telemetry.registry),
+    };
+    Ok(Prepared { config, telemetry })
 }
 
 /// Runs a coordinator until `shutdown` is cancelled, and prints one line of JSON on standard output
@@ -68,10 +90,14 @@ pub fn prepare(
 /// # Errors
 /// [`CoordinatorError`].
 pub async fn serve(
-    config: CoordinatorConfig,
+    Prepared { config, mut telemetry }: Prepared,
     shutdown: CancellationToken,
 ) -> Result<(), CoordinatorError> {
-    Box::pin(run(config, shutdown, print_ready)).await
+    let metrics = telemetry.metrics_address();
+    telemetry.serve();
+    let outcome = Box::pin(run(config, shutdown, |ready| print_ready(ready, metrics))).await;
+    telemetry.end().await;
+    outcome
 }
 
 /// [`prepare`] and [`serve`], until Ctrl-C or the termination signal.
@@ -81,15 +107,25 @@ pub async fn serve(
 pub async fn serve_until_signalled(args: CoordinatorArgs) -> Result<(), CoordinatorError> {
     let shutdown = CancellationToken::new();
     // Later signals change nothing: every wait after the first has a bound.
-    let config = prepare(args, &shutdown)?;
-    process::with_signals(Box::pin(serve(config, shutdown.clone())), |_| shutdown.cancel())
+    let prepared = prepare(args, &shutdown).await?;
+    process::with_signals(Box::pin(serve(prepared, shutdown.clone())), |_| shutdown.cancel())
         .await
         .map_err(CoordinatorError::Signals)?
 }
 
-fn print_ready(ready: &Ready) {
-    if let Err(error) = process::print_ready(ready) {
+fn print_ready(ready: &Ready, metrics: Option<SocketAddr>) {
+    if let Err(error) = process::print_ready(&Said { ready, metrics }) {
         error!(%error, "ready line cannot be written");
     }
     info!(id = %ready.id, model = %ready.model, "ready");
+}
+
+/// The ready line of the process.
+#[derive(Serialize)]
+struct Said<'a> {
+    #[serde(flatten)]
+    ready: &'a Ready,
+    /// Where its metrics are to be had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<SocketAddr>,
 }

@@ -16,6 +16,7 @@ mod ending;
 mod intake;
 mod jobs;
 mod placing;
+mod showing;
 mod stepping;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use stagebus_schemas::messages::head::HeadRow;
 use stagebus_schemas::messages::public::{FinishReason, Limits, StepTimes};
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
+use stagebus_telemetry::CoordinatorMetrics;
 use tracing::{info, warn};
 
 use admission::OutputShare;
@@ -138,6 +140,7 @@ pub(crate) struct State {
     /// Sessions that decode.
     n_decoding: usize,
     counters: Counters,
+    metrics: CoordinatorMetrics,
     connected: bool,
     draining: bool,
     effects: Vec<Effect>,
@@ -164,6 +167,7 @@ impl State {
         settings: CoordinatorSettings,
         model: Model,
         limits: StepLimits,
+        metrics: CoordinatorMetrics,
     ) -> Self {
         Self {
             fleet: FleetView::new(model.identity.clone(), name.hosted.clone()),
@@ -184,6 +188,7 @@ impl State {
             acceptance: FIRST_ACCEPTANCE,
             n_decoding: 0,
             counters: Counters::default(),
+            metrics,
             connected: true,
             draining: false,
             effects: Vec::new(),
@@ -205,8 +210,14 @@ impl State {
             Action::Head(head) => self.on_head(&head, now),
             Action::Drafted(drafted) => self.on_drafted(drafted, now),
             Action::Lost(lost) => self.on_lost(lost, now),
-            Action::Worker(announcement) => self.on_worker(&announcement, now),
-            Action::Announce => self.announce(),
+            Action::Worker(announcement) => {
+                self.on_worker(&announcement, now);
+                self.show_workers(now);
+            }
+            Action::Announce => {
+                self.show_workers(now);
+                self.announce();
+            }
             Action::Unsent(session) => self.on_session_fault(session, Fault::Unsent, now),
             Action::ClientGone(reply) => self.on_client_gone(&reply, now),
             Action::MessagesLost => self.expect_losses(now, |_| true),
@@ -221,6 +232,7 @@ impl State {
             Action::Stop => self.on_stop(now),
         }
         self.admit(now);
+        self.show();
     }
 
     /// Turns new tokens into text and events, and ends the sessions that are done.
@@ -229,6 +241,7 @@ impl State {
             self.settle_session(&unsettled, now);
         }
         self.admit(now);
+        self.show();
     }
 
     /// Returns what is to be done outside, in order.

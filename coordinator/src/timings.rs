@@ -71,6 +71,15 @@ pub(crate) struct Stopwatch {
     decode: DecodeTimes,
 }
 
+/// How long tokens took to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenGap {
+    /// The first ones, since the arrival of the request.
+    First(Duration),
+    /// Later ones, since those before them.
+    Later(Duration),
+}
+
 /// Sums over the decode steps.
 #[derive(Debug, Clone, Default)]
 struct DecodeTimes {
@@ -102,10 +111,13 @@ impl Stopwatch {
         self.first_step.get_or_insert(now);
     }
 
-    /// Notes new tokens.
-    pub(crate) fn tokens(&mut self, now: Instant) {
+    /// Notes new tokens, and returns how long they took to come.
+    pub(crate) fn tokens(&mut self, now: Instant) -> TokenGap {
         self.first_token.get_or_insert(now);
-        self.last_token = Some(now);
+        match self.last_token.replace(now) {
+            None => TokenGap::First(self.elapsed(now)),
+            Some(last) => TokenGap::Later(now.saturating_duration_since(last)),
+        }
     }
 
     /// Notes a finished decode step. Entries of `trace` for stages that do not exist are ignored.
@@ -226,7 +238,7 @@ mod tests {
         let mut watch = Stopwatch::new(start, 2);
         watch.step_sent(at(2));
         watch.step_sent(at(3));
-        watch.tokens(at(10));
+        assert_eq!(watch.tokens(at(10)), TokenGap::First(Duration::from_millis(10)));
         let trace: Vec<StageTime> = [3000, 4000]
             .into_iter()
             .enumerate()
@@ -241,7 +253,7 @@ mod tests {
             .collect();
         for ms in [20, 30] {
             watch.decode_step(Duration::from_millis(10), &trace);
-            watch.tokens(at(ms));
+            assert_eq!(watch.tokens(at(ms)), TokenGap::Later(Duration::from_millis(10)));
         }
         let timings = watch.report(3, at(31));
         close(timings.queue_ms, 2.0);

@@ -59,6 +59,8 @@ pub struct Member {
     pub id: Option<String>,
     /// The id of the worker of stage 0 that a coordinator runs.
     pub hosted: Option<String>,
+    /// Where its metrics are to be had.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// A process that ended by itself.
@@ -202,6 +204,7 @@ impl LocalFleet {
                 },
                 id: child.ready["id"].as_str().map(str::to_owned),
                 hosted: child.ready["hosted"].as_str().map(str::to_owned),
+                metrics: child.ready["metrics"].as_str().and_then(|at| at.parse().ok()),
             })
         };
         self.children.iter().filter_map(member).collect()

@@ -35,6 +35,25 @@ pub enum ErrorClass {
     Internal,
 }
 
+impl ErrorClass {
+    /// Its name, as it stands on the wire.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "invalid_request",
+            Self::Overloaded => "overloaded",
+            Self::StageUnavailable => "stage_unavailable",
+            Self::UnknownSession => "unknown_session",
+            Self::StaleEpoch => "stale_epoch",
+            Self::StepGap => "step_gap",
+            Self::Preempted => "preempted",
+            Self::VersionMismatch => "version_mismatch",
+            Self::Cancelled => "cancelled",
+            Self::Internal => "internal",
+        }
+    }
+}
+
 /// A failure as it is sent to a peer or to a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(deny_unknown_fields)]
@@ -73,6 +92,25 @@ impl ErrorReply {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_class_is_named_as_on_the_wire() {
+        for class in [
+            ErrorClass::InvalidRequest,
+            ErrorClass::Overloaded,
+            ErrorClass::StageUnavailable,
+            ErrorClass::UnknownSession,
+            ErrorClass::StaleEpoch,
+            ErrorClass::StepGap,
+            ErrorClass::Preempted,
+            ErrorClass::VersionMismatch,
+            ErrorClass::Cancelled,
+            ErrorClass::Internal,
+        ] {
+            let wire = serde_json::to_value(class).expect("a class can be represented");
+            assert_eq!(wire, class.as_str());
+        }
+    }
 
     #[test]
     fn a_long_message_keeps_its_beginning_and_whole_characters() {

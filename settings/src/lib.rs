@@ -1,8 +1,8 @@
 //! Layered configuration, logging, signals and the search for the runtime, shared by all processes.
 //!
 //! Layers, weakest first: defaults, one TOML file, `STAGEBUS_*` variables, command-line flags.
-//! One file may serve a whole machine: each process reads `[broker]`, `[log]` and the table of its
-//! own name, and leaves the tables of the other processes alone. A value that does not fit and a
+//! One file may serve a whole machine: each process reads `[broker]`, `[log]`, `[metrics]` and the
+//! table of its own name, and leaves the tables of the other processes alone. A value that does not fit and a
 //! key that does not exist stop the start with an error that names key, value and source.
 //!
 //! ```
@@ -26,6 +26,7 @@ pub mod environment;
 mod error;
 mod load;
 pub mod logging;
+mod metrics;
 pub mod process;
 mod runtime;
 mod secret;
@@ -35,5 +36,6 @@ pub use broker::{BrokerSettings, TlsSettings};
 pub use error::{RuntimeError, SettingsError};
 pub use load::{Overrides, SECTIONS, Settings, load};
 pub use logging::{LogFormat, LogSettings};
+pub use metrics::{ListenAddress, ListenAddressError, MetricsSettings};
 pub use runtime::{OpenVinoLibrary, draft_folders, find_nats_server, find_openvino, runtime_dir};
 pub use secret::Secret;

@@ -15,11 +15,13 @@ use crate::broker::BrokerSettings;
 use crate::environment;
 use crate::error::SettingsError;
 use crate::logging::LogSettings;
+use crate::metrics::MetricsSettings;
 use crate::secret::REDACTED;
 
-/// Tables that a configuration file may have. A process reads `broker`, `log` and its own.
-pub const SECTIONS: [&str; 7] =
-    ["broker", "log", "worker", "coordinator", "gateway", "fleet", "bench"];
+/// Tables that a configuration file may have. A process reads `broker`, `log`, `metrics` and its
+/// own.
+pub const SECTIONS: [&str; 8] =
+    ["broker", "log", "metrics", "worker", "coordinator", "gateway", "fleet", "bench"];
 
 /// Last parts of keys whose values are not repeated in messages.
 const SECRET_KEYS: [&str; 3] = ["token", "password", "api_keys"];
@@ -31,6 +33,8 @@ pub struct Settings<T> {
     pub broker: BrokerSettings,
     /// `[log]`.
     pub log: LogSettings,
+    /// `[metrics]`.
+    pub metrics: MetricsSettings,
     /// The process's own table.
     pub process: T,
 }
@@ -89,8 +93,8 @@ impl Overrides {
     }
 }
 
-/// Loads `[broker]`, `[log]` and the table `process` from the defaults, the file (or the one named
-/// by `STAGEBUS_CONFIG`), the `STAGEBUS_*` variables and the flags.
+/// Loads `[broker]`, `[log]`, `[metrics]` and the table `process` from the defaults, the file (or the
+/// one named by `STAGEBUS_CONFIG`), the `STAGEBUS_*` variables and the flags.
 ///
 /// # Errors
 /// [`SettingsError`]: an unreadable file, an unknown key or variable, a value that does not fit,
@@ -127,6 +131,7 @@ where
     let settings = Settings {
         broker: section::<BrokerSettings>("broker", &layers)?,
         log: section::<LogSettings>("log", &layers)?,
+        metrics: section::<MetricsSettings>("metrics", &layers)?,
         process: section::<T>(process, &layers)?,
     };
     settings.broker.validate()?;

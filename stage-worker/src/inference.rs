@@ -36,6 +36,7 @@ use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, SessionId};
 use stagebus_schemas::messages::control::Open;
 use stagebus_schemas::tensor::Dtype;
+use stagebus_telemetry::WorkerMetrics;
 use tokio::sync::{mpsc, watch};
 
 use crate::results::{Job, Manner, Outgoing, u32_of};
@@ -103,7 +104,7 @@ pub(crate) struct RunningBatch {
 }
 
 /// How the thread works.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct InferenceOptions {
     /// Commands that wait for the thread. Whoever sends bounds steps and opens, so that a close
     /// always finds room.
@@ -112,6 +113,8 @@ pub(crate) struct InferenceOptions {
     pub policy: Policy,
     /// Number format of hidden states on the wire.
     pub wire_dtype: Dtype,
+    /// What it counts and measures.
+    pub metrics: WorkerMetrics,
 }
 
 /// The owner's handle to the thread.
@@ -121,6 +124,7 @@ pub(crate) struct Inference {
     queued: Arc<AtomicU32>,
     load: watch::Receiver<InferenceLoad>,
     thread: JoinHandle<()>,
+    metrics: WorkerMetrics,
 }
 
 /// Why the inference thread did not take a command.
@@ -152,11 +156,12 @@ impl Inference {
         let (commands, inbox) = sync_channel(options.command_capacity);
         let (events, event_receiver) = mpsc::channel(options.command_capacity);
         let (load_sender, load) = watch::channel(InferenceLoad::default());
+        let metrics = options.metrics.clone();
         let worker = Thread::new(backend, stage, options, events, load_sender, outlet);
         let queued = worker.queued();
         let thread =
             std::thread::Builder::new().name("inference".to_owned()).spawn(|| worker.run(inbox))?;
-        Ok((Self { commands, queued, load, thread }, event_receiver))
+        Ok((Self { commands, queued, load, thread, metrics }, event_receiver))
     }
 
     /// Hands a command to the thread without waiting.
@@ -166,8 +171,10 @@ impl Inference {
     pub(crate) fn send(&self, command: Command) -> Result<(), CommandError> {
         let n_steps = command.n_steps();
         self.queued.fetch_add(n_steps, Ordering::Relaxed);
+        self.metrics.queue_steps.inc_by(n_steps.into());
         self.commands.try_send(command).map_err(|error| {
             self.queued.fetch_sub(n_steps, Ordering::Relaxed);
+            self.metrics.queue_steps.dec_by(n_steps.into());
             match error {
                 TrySendError::Full(_) => CommandError::Full,
                 TrySendError::Disconnected(_) => CommandError::Ended,
@@ -199,7 +206,8 @@ impl Inference {
         let (commands, inbox) = sync_channel(command_capacity);
         let (_, load) = watch::channel(InferenceLoad::default());
         let thread = std::thread::Builder::new().spawn(|| ()).expect("a thread");
-        (Self { commands, queued: Arc::new(AtomicU32::new(0)), load, thread }, inbox)
+        let queued = Arc::new(AtomicU32::new(0));
+        (Self { commands, queued, load, thread, metrics: WorkerMetrics::default() }, inbox)
     }
 
     /// Counts steps as done.

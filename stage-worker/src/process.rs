@@ -1,10 +1,13 @@
 //! The worker as a process: flags, configuration, logging, the ready line, signals.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use stagebus_settings::{Overrides, ProcessArgs, logging, process};
+use serde::Serialize;
+use stagebus_settings::{ListenAddress, Overrides, ProcessArgs, Settings, logging, process};
+use stagebus_telemetry::{Telemetry, WorkerMetrics};
 
-use crate::config::{EngineChoice, ProfileChoice, WorkerConfig, WorkerSettings};
+use crate::config::{EngineChoice, ProfileChoice, SettingError, WorkerConfig, WorkerSettings};
 use crate::error::WorkerError;
 use crate::run::{Ready, run};
 use crate::shutdown::Shutdown;
@@ -15,7 +18,7 @@ pub const SHUTDOWN_DEADLINE_EXIT: u8 = 3;
 /// Exit code when the broker refuses us, or the connection would not be safe.
 pub const ACCESS_REFUSED_EXIT: u8 = 4;
 
-/// Flags of `stage-worker` and `stagebus worker`. Each is short for a key of `[worker]`.
+/// Flags of `stage-worker` and `stagebus worker`. Most are short for a key of `[worker]`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct WorkerArgs {
     /// Folder of the shard set
@@ -46,6 +49,11 @@ pub struct WorkerArgs {
     #[arg(long, value_name = "N")]
     pub threads: Option<u16>,
 
+    /// Show metrics for Prometheus there, as PORT (this machine only) or ADDRESS:PORT; port 0 is any
+    /// free one
+    #[arg(long, value_name = "ADDR")]
+    pub metrics_listen: Option<ListenAddress>,
+
     /// Shut down when standard input ends, as it does when the parent process ends
     #[arg(long)]
     pub exit_with_parent: bool,
@@ -66,7 +74,8 @@ impl WorkerArgs {
             .set_some("worker.device", self.device.as_ref(), "--device")
             .set_some("worker.profile", self.profile.map(|p| p.profile()), "--profile")
             .set_some("worker.engine", self.engine.map(|e| e.kind()), "--engine")
-            .set_some("worker.threads", self.threads, "--threads");
+            .set_some("worker.threads", self.threads, "--threads")
+            .set_some("metrics.listen", self.metrics_listen, "--metrics-listen");
         flags
     }
 }
@@ -81,17 +90,32 @@ pub async fn serve(args: WorkerArgs, shutdown: impl Into<Shutdown>) -> Result<()
     let loaded = args.process.load::<WorkerSettings>("worker", &args.overrides())?;
     logging::init(&loaded.log)?;
     tracing::info!(broker = ?loaded.broker, settings = ?loaded.process, "configuration");
-    let config = WorkerConfig { broker: loaded.broker, settings: loaded.process, switch: None };
+    let mut telemetry = Telemetry::start(&loaded.metrics).await?;
+    let config = config(loaded, &mut telemetry)?;
+    let metrics = telemetry.metrics_address();
+    telemetry.serve();
     // Everything that a worker does is in this future: it is large, and it is made once.
-    let work = Box::pin(run(config, shutdown.clone(), print_ready));
-    if args.exit_with_parent {
-        shutdown
-            .with_parent(work)
-            .await
-            .map_err(|source| WorkerError::Thread { name: "parent-watch", source })?
+    let work = Box::pin(run(config, shutdown.clone(), |ready| print_ready(ready, metrics)));
+    let outcome = if args.exit_with_parent {
+        let watched = shutdown.with_parent(work).await;
+        watched.map_err(|source| WorkerError::Thread { name: "parent-watch", source })
     } else {
-        work.await
-    }
+        Ok(work.await)
+    };
+    telemetry.end().await;
+    outcome?
+}
+
+/// What the worker needs of the settings, once they are checked.
+fn config(
+    loaded: Settings<WorkerSettings>,
+    telemetry: &mut Telemetry,
+) -> Result<WorkerConfig, WorkerError> {
+    let settings = loaded.process;
+    settings.validate()?;
+    let stage = settings.stage.ok_or(SettingError::NoStage)?;
+    let metrics = WorkerMetrics::registered(&mut telemetry.registry, stage);
+    Ok(WorkerConfig { broker: loaded.broker, settings, switch: None, metrics })
 }
 
 /// Like [`serve`]; the first Ctrl-C or termination signal lets running sessions finish, the second
@@ -107,9 +131,19 @@ pub async fn serve_until_signalled(args: WorkerArgs) -> Result<(), WorkerError> 
         .map_err(WorkerError::Signals)?
 }
 
-fn print_ready(ready: &Ready) {
-    if let Err(error) = process::print_ready(ready) {
+fn print_ready(ready: &Ready, metrics: Option<SocketAddr>) {
+    if let Err(error) = process::print_ready(&Said { ready, metrics }) {
         // Whoever started this worker has closed the pipe; the fleet knows it by announcements.
         tracing::warn!(error = %error, "ready line not written");
     }
+}
+
+/// The ready line of the process.
+#[derive(Serialize)]
+struct Said<'a> {
+    #[serde(flatten)]
+    ready: &'a Ready,
+    /// Where its metrics are to be had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<SocketAddr>,
 }

@@ -23,6 +23,7 @@ use stagebus_bus::{
 };
 use stagebus_engine::backend::Backend;
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
+use stagebus_telemetry::{WorkerMetrics, mirror};
 use tokio::runtime::Handle;
 
 use crate::config::{WorkerConfig, WorkerSettings};
@@ -90,7 +91,8 @@ pub async fn run(
         () = shutdown.drain.cancelled() => return Ok(()),
         () = shutdown.stop.cancelled() => return Ok(()),
     };
-    serve(connections, stage, backend, &config.settings, &shutdown, on_ready).await
+    let settings = (&config.settings, &config.metrics);
+    serve(connections, stage, backend, settings, &shutdown, on_ready).await
 }
 
 /// Messages that wait in one subscription. Enough for every step that the queue takes, so the
@@ -127,21 +129,21 @@ pub(crate) async fn serve(
     connections: Connections,
     stage: Arc<Stage>,
     backend: Box<dyn Backend>,
-    settings: &WorkerSettings,
+    (settings, metrics): (&WorkerSettings, &WorkerMetrics),
     shutdown: &Shutdown,
     on_ready: impl FnOnce(&Ready),
 ) -> Result<(), WorkerError> {
     let limits = limits(settings);
-    let options = options(settings, &limits, stage.n_stages, backend.useful_batch());
+    let options = options((settings, metrics), &limits, stage.n_stages, backend.useful_batch());
     let Connections { steps: bus, bulk } = &connections;
     // Before the subscriptions, whose refusals they tell.
     let (events, bulk_events) = (bus.events(), bulk.events());
     let (sender, bulk_ends) = open_bulk(bulk, &stage).await?;
-    let outlet = outlet(bus, sender);
+    let outlet = outlet(bus, sender, metrics.clone());
     let (inference, inference_events) =
         Inference::start(backend, Arc::clone(&stage), options, outlet)
             .map_err(|source| WorkerError::Thread { name: "inference", source })?;
-    let mut worker = Worker::new(Arc::clone(&stage), limits, inference);
+    let mut worker = Worker::new(Arc::clone(&stage), limits, inference, metrics.clone());
     let interval = settings.announce_interval();
     let sources = (inference_events, bulk_ends);
     let mut intake = Intake::subscribe(bus, &stage, sources, interval, shutdown).await?;
@@ -160,7 +162,7 @@ pub(crate) async fn serve(
         stage: stage.index,
         model: stage.model.clone(),
     });
-    let outcome = match drive(&connections, &mut worker, &mut intake, shutdown).await {
+    let outcome = match drive(&connections, &mut worker, &mut intake, (shutdown, metrics)).await {
         Ok(()) => Ok(()),
         Err(error) => {
             // The fleet hears it at once, if the connection still stands.
@@ -217,23 +219,29 @@ async fn drive(
     Connections { steps: bus, bulk }: &Connections,
     worker: &mut Worker,
     intake: &mut Intake,
-    shutdown: &Shutdown,
+    (shutdown, metrics): (&Shutdown, &WorkerMetrics),
 ) -> Result<(), WorkerError> {
     let generation = || bus.loss_generation() + bulk.loss_generation();
     let mut losses = generation();
     while !worker.has_left() {
         let action = intake.select().await?;
         let is_tick = matches!(action, Action::Tick);
+        if let Action::Step(incoming) = &action {
+            metrics.received.inc_by(incoming.payload.len() as u64);
+        }
         worker.apply(action, Instant::now())?;
         if is_tick && !bus.is_connected() {
             // An announcement that waits for the broker is out of date when it leaves.
             worker.take_outbox();
         }
         send(bus, worker, shutdown).await;
+        let slow_consumers = bus.slow_consumer_reports() + bulk.slow_consumer_reports();
+        mirror(&metrics.slow_consumer, slow_consumers);
+        mirror(&metrics.reconnects, bus.reconnects() + bulk.reconnects());
         if generation() != losses {
             losses = generation();
             tracing::warn!(
-                slow_consumers = bus.slow_consumer_reports() + bulk.slow_consumer_reports(),
+                slow_consumers,
                 "messages may have been lost, gaps in step numbers will tell"
             );
         }
@@ -292,12 +300,17 @@ async fn publish(bus: &Bus, message: Outgoing) -> Result<(), PublishError> {
 fn outlet(
     bus: &Bus,
     sender: BulkSender,
+    metrics: WorkerMetrics,
 ) -> impl FnMut(Outgoing, Manner) -> Result<(), PublishError> + Send + 'static {
     let (bus, runtime) = (bus.clone(), Handle::current());
     move |message, manner| match manner {
-        Manner::Direct => runtime.block_on(publish(&bus, message)),
+        Manner::Direct => {
+            metrics.sent_direct.inc_by(message.payload.len() as u64);
+            runtime.block_on(publish(&bus, message))
+        }
         Manner::Bulk(on_arrival) => {
             let Outgoing { subject, reply, payload } = message;
+            metrics.sent_bulk.inc_by(payload.len() as u64);
             sender.send(Bulk { subject, reply, payload, on_arrival })
         }
     }
@@ -317,7 +330,7 @@ fn limits(settings: &WorkerSettings) -> WorkerLimits {
 }
 
 fn options(
-    settings: &WorkerSettings,
+    (settings, metrics): (&WorkerSettings, &WorkerMetrics),
     limits: &WorkerLimits,
     n_stages: u16,
     useful_batch: usize,
@@ -338,6 +351,7 @@ fn options(
             decodes_per_prefill: settings.decodes_per_prefill,
         },
         wire_dtype: settings.wire_dtype,
+        metrics: metrics.clone(),
     }
 }
 

@@ -23,6 +23,7 @@ use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerState};
 use stagebus_schemas::messages::forward::{Forward, Step};
 use stagebus_schemas::subjects::{LostStep, Subject};
 use stagebus_schemas::version::MessageVersion;
+use stagebus_telemetry::WorkerMetrics;
 
 use crate::inference::{Command, CommandError, Inference, InferenceEvent};
 use crate::results::{self, Job, Outgoing, u32_of};
@@ -126,10 +127,16 @@ pub(crate) struct Worker {
     losses: u64,
     outbox: Vec<Outgoing>,
     counters: Counters,
+    metrics: WorkerMetrics,
 }
 
 impl Worker {
-    pub(crate) fn new(stage: Arc<Stage>, limits: WorkerLimits, inference: Inference) -> Self {
+    pub(crate) fn new(
+        stage: Arc<Stage>,
+        limits: WorkerLimits,
+        inference: Inference,
+        metrics: WorkerMetrics,
+    ) -> Self {
         Self {
             sessions: Sessions::new(Arc::clone(&stage), limits.max_sessions),
             stage,
@@ -141,6 +148,7 @@ impl Worker {
             losses: 0,
             outbox: Vec::new(),
             counters: Counters::default(),
+            metrics,
         }
     }
 
@@ -187,6 +195,7 @@ impl Worker {
             Action::Stop => self.leave(now),
         }
         self.leave_when_drained(now);
+        self.show();
         Ok(())
     }
 

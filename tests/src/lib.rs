@@ -15,6 +15,7 @@ pub mod fleet;
 pub mod foreign;
 pub mod keys;
 pub mod program;
+pub mod scrape;
 pub mod setup;
 pub mod shard_sets;
 pub mod terminal;

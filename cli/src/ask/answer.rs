@@ -54,7 +54,7 @@ pub struct Complete {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
     /// The fleet refused the request or failed at it.
-    #[error("{message} ({class}{})", retry(*retry_after_ms), class = class_name(*class))]
+    #[error("{message} ({class}{})", retry(*retry_after_ms), class = class.as_str())]
     Refused {
         /// Kind of failure.
         class: ErrorClass,
@@ -197,22 +197,6 @@ fn unexpected(event: &Event, place: &'static str) -> AnswerError {
 
 fn retry(retry_after_ms: Option<u64>) -> String {
     retry_after_ms.map_or_else(String::new, |ms| format!(", retry after {ms} ms"))
-}
-
-/// Name of an error class as it stands on the wire.
-pub(crate) fn class_name(class: ErrorClass) -> &'static str {
-    match class {
-        ErrorClass::InvalidRequest => "invalid_request",
-        ErrorClass::Overloaded => "overloaded",
-        ErrorClass::StageUnavailable => "stage_unavailable",
-        ErrorClass::UnknownSession => "unknown_session",
-        ErrorClass::StaleEpoch => "stale_epoch",
-        ErrorClass::StepGap => "step_gap",
-        ErrorClass::Preempted => "preempted",
-        ErrorClass::VersionMismatch => "version_mismatch",
-        ErrorClass::Cancelled => "cancelled",
-        ErrorClass::Internal => "internal",
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::ids::RequestId;
 use stagebus_schemas::messages::public::{Event, FinishReason, Timings, TokenLogprobs, Usage};
 
-use crate::ask::answer::{AnswerError, class_name};
+use crate::ask::answer::AnswerError;
 
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -147,7 +147,7 @@ impl Report {
         let n_tokens = self.tokens.len();
         match (self.state, &self.error) {
             (JobState::Failed, Some(Failure { class, message })) => {
-                format!("[failed: {message} ({})]", class_name(*class))
+                format!("[failed: {message} ({})]", class.as_str())
             }
             (JobState::Unknown, _) => format!(
                 "[no event of {} is stored: it waits, its time is over, or nobody submitted it]",

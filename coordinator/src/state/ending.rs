@@ -6,6 +6,7 @@ use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::Close;
 use stagebus_schemas::messages::public::{Event, FinishReason, Usage};
+use stagebus_telemetry::Outcome;
 use tracing::{info, warn};
 
 use super::State;
@@ -41,11 +42,11 @@ impl State {
     /// Decides what follows from a fault of a session: it ends, and the client hears why.
     pub(super) fn on_session_fault(&mut self, id: SessionId, fault: Fault, now: Instant) {
         let Some(session) = self.sessions.get(&id) else { return };
-        let recovers = fault.is_recoverable()
-            && session.running().is_some()
+        let may_recover = session.running().is_some()
             && (fault.is_preemption() || session.recoveries < MAX_RECOVERIES);
-        if recovers {
+        if let Some(recovery) = fault.recovery().filter(|_| may_recover) {
             warn!(session_id = %id, error = %fault, "session is replayed");
+            self.metrics.recovered(recovery);
             return self.recover(id, &fault, now);
         }
         warn!(session_id = %id, error = %fault, "session failed");
@@ -104,6 +105,7 @@ impl State {
             info!(session_id = %id, "nobody hears the events, session ends");
             self.remove(id, now);
             self.counters.clients_gone += 1;
+            self.metrics.request_ended(Outcome::ClientGone);
         }
     }
 
@@ -117,6 +119,7 @@ impl State {
     /// Answers a request with an error event and nothing else.
     pub(super) fn refuse(&mut self, client: Client, error: ErrorReply) {
         self.counters.requests_failed += 1;
+        self.metrics.request_ended(Outcome::Failed(error.class));
         let ErrorReply { class, message, retry_after_ms } = error;
         let event = Event::Error { class, message, retry_after_ms };
         self.effects.push(Effect::Event { session: None, client: client.clone(), event });
@@ -169,6 +172,8 @@ impl State {
         };
         events.push(Event::Done { finish_reason, usage, timings, text, tokens, logprobs });
         self.counters.requests_done += 1;
+        self.metrics.request_ended(Outcome::Done(finish_reason));
+        self.metrics.request_took(session.watch.elapsed(now));
         let client = session.client;
         self.effects.extend(events.into_iter().map(|event| Effect::Event {
             session: None,

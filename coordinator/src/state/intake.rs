@@ -9,6 +9,7 @@ use stagebus_schemas::ids::{RequestId, SessionId};
 use stagebus_schemas::messages::public::{
     Limits, PromptInput, PromptRequest, RequestError, ValidRequest,
 };
+use stagebus_telemetry::Outcome;
 
 use super::State;
 use crate::action::{Effect, Incoming};
@@ -24,6 +25,7 @@ impl State {
         let Incoming { payload, headers, client } = incoming;
         let Some(mut client) = client else {
             self.counters.requests_ignored += 1;
+            self.metrics.request_ended(Outcome::Unanswerable);
             return;
         };
         if let Err(error) = self.check_room(&client) {

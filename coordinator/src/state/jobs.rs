@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::public::{FinishReason, PromptRequest};
+use stagebus_telemetry::Outcome;
 
 use super::State;
 use crate::action::Effect;
@@ -39,6 +40,7 @@ impl State {
         let of_job = |session: &&Session| session.client.job == Some(job);
         if let Some(session) = self.sessions.values().find(of_job).map(|session| session.id) {
             self.remove(session, now);
+            self.metrics.request_ended(Outcome::HandedOver);
         }
     }
 
@@ -51,6 +53,7 @@ impl State {
             .collect();
         for (session, job) in jobs {
             self.remove(session, now);
+            self.metrics.request_ended(Outcome::HandedOver);
             self.effects.push(Effect::GiveBack(job));
         }
     }

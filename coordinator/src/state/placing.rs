@@ -281,6 +281,9 @@ impl State {
             session.accepted = true;
             session.last_event = now;
             session.cached_tokens = u32::try_from(start_pos).unwrap_or(u32::MAX);
+            self.metrics.session_opened(session.watch.elapsed(now));
+            self.metrics.prompt_tokens.inc_by(session.prompt.len() as u64);
+            self.metrics.cached_tokens.inc_by(session.cached_tokens.into());
             self.effects.push(Effect::Event {
                 session: Some(id),
                 client: session.client.clone(),

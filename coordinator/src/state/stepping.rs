@@ -19,7 +19,7 @@ use crate::full_head;
 use crate::logprobs;
 use crate::session::{Answer, Running};
 use crate::speculation::Measured;
-use crate::timings::unaccounted;
+use crate::timings::{TokenGap, unaccounted};
 
 /// How long a step waits for its draft: far beyond any draft that pays.
 const DRAFT_PATIENCE: Duration = Duration::from_secs(1);
@@ -186,6 +186,7 @@ impl State {
                 break;
             }
         }
+        self.metrics.generated_tokens.inc_by((unsettled.rows.len() - n_after) as u64);
         if let Some(times) = &unsettled.times {
             let tokens = u32::try_from(unsettled.rows.len() - n_after).unwrap_or(u32::MAX);
             session.transcript.push_times(StepTimes { tokens, ..times.clone() });
@@ -242,13 +243,16 @@ impl State {
             Answer::WrongRows => return self.on_session_fault(id, Fault::WrongRows, now),
         };
         self.round_trip.add(round_trip);
+        self.metrics.step(phase, round_trip);
         session.note_bloat(&step.trace);
         if rows.is_empty() {
             return self.fill(id, now);
         }
         if phase == Phase::Decode {
             session.watch.decode_step(round_trip, &step.trace);
-            self.costs.step(&runs(&step.trace), unaccounted(round_trip, &step.trace));
+            let on_the_way = unaccounted(round_trip, &step.trace);
+            self.costs.step(&runs(&step.trace), on_the_way);
+            self.metrics.hop(on_the_way / (u32::from(self.model.identity.n_stages) + 1));
         }
         let times = session.watch.step_times(round_trip, &step.trace);
         let Some(running) = session.running_mut() else { return };
@@ -284,7 +288,11 @@ impl State {
         }
         session.output.extend(rows.iter().map(|row| row.token));
         let output_len = session.output.len();
-        session.watch.tokens(now);
+        let n_tokens = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+        match session.watch.tokens(now) {
+            TokenGap::First(since_arrival) => self.metrics.first_token(since_arrival),
+            TokenGap::Later(since_last) => self.metrics.more_tokens(n_tokens, since_last),
+        }
         session.recoveries = 0;
         self.counters.tokens_out += rows.len() as u64;
         let end = if eos.is_some() {

@@ -26,6 +26,7 @@ use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::subjects::LostStep;
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
+use stagebus_telemetry::CoordinatorMetrics;
 
 use super::checks::CHECK_PATIENCE;
 use super::{Model, Name, State, StepLimits};
@@ -77,7 +78,7 @@ impl Bench {
         let name =
             Name { id: CoordinatorId::new("c").unwrap(), host: "h".to_owned(), hosted: None };
         let limits = StepLimits { chunk_rows: settings.prefill_chunk, wanted_rows: 64 };
-        let state = State::new(name, settings, model, limits);
+        let state = State::new(name, settings, model, limits, CoordinatorMetrics::default());
         Self { state, now: Instant::now(), effects: Vec::new(), told: Vec::new() }
     }
 

@@ -15,6 +15,7 @@ use stagebus_schemas::subjects::Subjects;
 use stagebus_settings::BrokerSettings;
 use stagebus_shards::Manifest;
 use stagebus_shards::text::TextModel;
+use stagebus_telemetry::CoordinatorMetrics;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -77,12 +78,22 @@ impl Bed {
         settings: CoordinatorSettings,
         wait_for_workers: bool,
     ) -> Starting {
-        self.starting(settings, wait_for_workers, None)
+        self.starting(settings, wait_for_workers, None, CoordinatorMetrics::default())
     }
 
     /// A coordinator with a worker in its process.
     pub(crate) async fn hosting(&self, settings: CoordinatorSettings, hosted: Hosted) -> Running {
-        self.starting(settings, false, Some(hosted)).ready().await
+        let metrics = CoordinatorMetrics::default();
+        self.starting(settings, false, Some(hosted), metrics).ready().await
+    }
+
+    /// A coordinator whose counts the test reads.
+    pub(crate) async fn shown(
+        &self,
+        settings: CoordinatorSettings,
+        metrics: CoordinatorMetrics,
+    ) -> Running {
+        self.starting(settings, false, None, metrics).ready().await
     }
 
     /// A coordinator that does not start.
@@ -90,7 +101,8 @@ impl Bed {
         &self,
         settings: CoordinatorSettings,
     ) -> CoordinatorError {
-        let mut running = self.starting(settings, false, None).running;
+        let metrics = CoordinatorMetrics::default();
+        let mut running = self.starting(settings, false, None, metrics).running;
         running.tasks.join_next().await.unwrap().unwrap().unwrap_err()
     }
 
@@ -99,6 +111,7 @@ impl Bed {
         settings: CoordinatorSettings,
         wait_for_workers: bool,
         hosted: Option<Hosted>,
+        metrics: CoordinatorMetrics,
     ) -> Starting {
         let config = CoordinatorConfig {
             shards: self.folder.path().to_owned(),
@@ -106,6 +119,7 @@ impl Bed {
             settings,
             wait_for_workers,
             hosted,
+            metrics,
         };
         let shutdown = CancellationToken::new();
         let (tell, ready) = oneshot::channel();

@@ -9,6 +9,7 @@ mod cloud_events;
 mod fake_stage;
 mod harness;
 mod jobs;
+mod metrics;
 mod sampling;
 mod workers;
 

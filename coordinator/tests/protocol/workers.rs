@@ -7,6 +7,7 @@ use stagebus_schemas::ids::WorkerId;
 use stagebus_schemas::messages::public::Event;
 use stagebus_schemas::subjects::Subject;
 use stagebus_settings::BrokerSettings;
+use stagebus_telemetry::WorkerMetrics;
 use stagebus_worker::{EngineChoice, WorkerConfig, WorkerError, WorkerSettings};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -44,7 +45,9 @@ impl Worker {
         let mut tasks = JoinSet::new();
         let stop = shutdown.clone();
         tasks.spawn(async move {
-            stagebus_worker::run(WorkerConfig { broker, settings, switch }, stop, |ready| {
+            let metrics = WorkerMetrics::default();
+            let config = WorkerConfig { broker, settings, switch, metrics };
+            stagebus_worker::run(config, stop, |ready| {
                 tell.send(ready.id.clone()).unwrap();
             })
             .await

@@ -72,13 +72,19 @@ impl Bed {
             engine: EngineChoice::Test,
             ..WorkerSettings::default()
         };
-        let worker = WorkerConfig { broker: self.broker_settings(), settings, switch: None };
+        let worker = WorkerConfig {
+            broker: self.broker_settings(),
+            settings,
+            switch: None,
+            metrics: Default::default(),
+        };
         let coordinator = CoordinatorConfig {
             shards: self.folder.path().to_owned(),
             broker: self.broker_settings(),
             settings: CoordinatorSettings::default(),
             wait_for_workers: true,
             hosted: None,
+            metrics: Default::default(),
         };
         let (tell, ready) = oneshot::channel();
         let mut fleet = Fleet {

@@ -99,6 +99,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
             session_id = %victim, stage_index = %self.stage.index, epoch = %held.epoch,
             "session gives way, the KV blocks have run out"
         );
+        self.metrics.preemptions.inc();
         held.holds_rows = false;
         let born = held.born;
         if held.standing == Standing::Runs {

@@ -82,7 +82,12 @@ impl Bench {
             }
             sender.send(message).map_err(|_closed| PublishError::Closed)
         };
-        let options = InferenceOptions { command_capacity: 64, policy, wire_dtype: Dtype::F32 };
+        let options = InferenceOptions {
+            command_capacity: 64,
+            policy,
+            wire_dtype: Dtype::F32,
+            metrics: WorkerMetrics::default(),
+        };
         let (inference, events) =
             Inference::start(backend, stage, options, outlet).expect("a thread");
         let route = Arc::new(Route {

@@ -15,6 +15,7 @@ use stagebus_schemas::ids::Epoch;
 use stagebus_schemas::messages::control::{Open, Priority};
 use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::tensor::Dtype;
+use stagebus_telemetry::WorkerMetrics;
 use tokio::sync::{mpsc, watch};
 
 use super::times::{self, Times};
@@ -63,6 +64,7 @@ pub(super) struct Thread<F> {
     queued: Arc<AtomicU32>,
     events: mpsc::Sender<InferenceEvent>,
     load: watch::Sender<InferenceLoad>,
+    pub(super) metrics: WorkerMetrics,
     outlet: F,
 }
 
@@ -94,6 +96,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
             queued: Arc::new(AtomicU32::new(0)),
             events,
             load,
+            metrics: options.metrics,
             outlet,
         }
     }
@@ -184,6 +187,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
                 if self.stage.is_last() && held.is_none_or(|held| held.epoch != open.epoch) {
                     self.heads.open(key, open);
                 }
+                let is_new = held.is_none();
                 let standing = held
                     .filter(|held| held.epoch == open.epoch)
                     .map_or(Standing::Runs, |held| held.standing);
@@ -191,6 +195,11 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
                 let (epoch, priority, holds_rows) = (open.epoch, open.priority, cached_len > 0);
                 let held = Held { epoch, standing, priority, born, holds_rows };
                 self.sessions.insert(key, held);
+                if is_new {
+                    let cached = u32_of(cached_len).min(open.prompt_len);
+                    self.metrics.prompt_tokens.inc_by(open.prompt_len.into());
+                    self.metrics.prefix_hit_tokens.inc_by(cached.into());
+                }
                 self.schedule.open(key, open.priority);
                 Ok(u32_of(cached_len))
             }
@@ -214,6 +223,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
             let expected = times::expected(load, parts);
             load.running = Some(RunningBatch { since: started, expected });
         });
+        self.measure_start(batch, started);
         let ran = self.infer(batch, started, &mut times);
         let infer = ran.iter().flatten().map(|ran| ran.time.infer).max().unwrap_or_default();
         let (mut finished, mut failed, mut starved) = (Vec::new(), Vec::new(), Vec::new());
@@ -242,6 +252,8 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
             }
         }
         times.done(finished.len() + failed.len());
+        self.metrics.steps_done.inc_by(finished.len() as u64);
+        self.metrics.steps_failed.inc_by(failed.len() as u64);
         self.count_done(finished.len() + failed.len());
         self.pass_on(finished);
         for (job, failure) in failed {
@@ -256,6 +268,18 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
             load.running = None;
             times.smooth_into(load);
         });
+    }
+
+    /// Counts a micro-batch, and how long its steps have waited.
+    fn measure_start(&self, batch: &[Part<Job>], started: Instant) {
+        let n_rows = batch.iter().map(|part| part.n_rows).sum();
+        // A session runs one step at a time.
+        self.metrics.micro_batch(u32_of(n_rows), u32_of(batch.len()));
+        for job in batch.iter().map(|part| &part.waiting.step) {
+            if job.progress.n_rows == 0 {
+                self.metrics.step_started(started.saturating_duration_since(job.arrived));
+            }
+        }
     }
 
     /// Runs the parts; the answers stand in their order.
@@ -288,11 +312,18 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
             })
             .collect();
         let (stage, dtype, heads) = (&self.stage, self.wire_dtype, &mut self.heads);
+        let metrics = &self.metrics;
         self.backend.run(&steps, &mut |done: StepDone<'_>| {
             let StepDone { index, output, infer_time: infer, n_rows, masked } = done;
             let (Some(part), Some(place)) = (batch.get(index), ran.get_mut(index)) else { return };
             let job = &part.waiting.step;
             times.add(&job.step, part.n_rows, infer);
+            if output.is_ok() {
+                match class_of(job) {
+                    Class::Decode => metrics.decode(infer),
+                    Class::FirstToken | Class::Prefill { .. } => metrics.prefill(infer),
+                }
+            }
             let outcome = match output {
                 Ok(output) => results::output(stage, dtype, heads, job, &rows[index], output)
                     .map_err(|error| Failure::Result(results::result_error(stage, &error))),
@@ -361,6 +392,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
 
     pub(super) fn count_done(&self, n_steps: usize) {
         self.queued.fetch_sub(u32_of(n_steps), Ordering::Relaxed);
+        self.metrics.queue_steps.dec_by(n_steps as u64);
     }
 
     /// Tells the owner; without one there is nobody to tell.
@@ -370,6 +402,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
 
     fn report(&self, change: impl FnOnce(&mut InferenceLoad)) {
         let kv_use = self.backend.kv_use();
+        self.metrics.kv(kv_use.tokens, kv_use.bytes, kv_use.max_bytes);
         self.load.send_modify(|load| {
             load.kv_tokens = kv_use.tokens;
             load.kv_bytes = kv_use.bytes;

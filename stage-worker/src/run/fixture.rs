@@ -22,6 +22,7 @@ use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
 use stagebus_schemas::messages::sampling::Sampling;
 use stagebus_schemas::subjects::{LostStep, Subjects};
 use stagebus_schemas::version::MessageVersion;
+use stagebus_telemetry::WorkerMetrics;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -300,7 +301,8 @@ pub(super) async fn start_worker(
     let wishes = shutdown.clone();
     let task = tokio::spawn(async move {
         let on_ready = |_: &crate::run::Ready| ready.send(()).expect("the test waits");
-        serve(bus, stage, backend, &settings, &wishes, on_ready).await
+        let settings = (&settings, &WorkerMetrics::default());
+        serve(bus, stage, backend, settings, &wishes, on_ready).await
     });
     timeout(PATIENCE, is_ready).await.expect("ready in time").expect("ready");
     Running { id, shutdown, task }

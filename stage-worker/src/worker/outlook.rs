@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use stagebus_bus::BusEvent;
-use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad};
+use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerState};
 use stagebus_schemas::version::MessageVersion;
+use stagebus_telemetry::mirror;
 
-use super::Worker;
+use super::{Counters, Worker};
 use crate::results::u32_of;
 
 impl Worker {
@@ -31,6 +32,21 @@ impl Worker {
         };
         let subject = self.stage.subjects.worker(self.stage.index, &self.stage.worker);
         self.post(subject, &announcement);
+    }
+
+    /// Lets the metrics follow the state.
+    pub(super) fn show(&self) {
+        // Every coordinator beyond the limit announces itself twice a second: a log line tells.
+        let Counters { duplicates, refused, malformed, expired, unheard, unfollowed: _ } =
+            self.counters;
+        let metrics = &self.metrics;
+        mirror(&metrics.steps_duplicate, duplicates);
+        mirror(&metrics.steps_refused, refused);
+        mirror(&metrics.malformed, malformed);
+        mirror(&metrics.expired, expired);
+        mirror(&metrics.unheard, unheard);
+        metrics.sessions.set(self.sessions.len() as u64);
+        metrics.ready.set(u64::from(self.state == WorkerState::Ready));
     }
 
     /// Nothing is repaired here: the announced number of losses tells the coordinators to look

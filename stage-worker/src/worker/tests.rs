@@ -37,7 +37,7 @@ impl Bench {
             host: "here".to_owned(),
         };
         let (inference, commands) = Inference::by_hand(limits.command_capacity());
-        let worker = Worker::new(stage(1, 2), limits, inference);
+        let worker = Worker::new(stage(1, 2), limits, inference, WorkerMetrics::default());
         Self { worker, commands, now: Instant::now() }
     }
 

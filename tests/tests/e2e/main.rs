@@ -16,6 +16,7 @@ mod gguf_edit;
 mod hosted;
 mod jobs;
 mod links;
+mod metrics;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod page;
 mod prompts;

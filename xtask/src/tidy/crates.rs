@@ -12,7 +12,7 @@ const PREFIX: &str = "stagebus";
 const LAYERS: [&[&str]; 8] = [
     &["stagebus-schemas"],
     &["stagebus-shards", "stagebus-view", "stagebus-settings", "stagebus-keys"],
-    &["stagebus-engine", "stagebus-bus", "stagebus-fleet"],
+    &["stagebus-engine", "stagebus-bus", "stagebus-fleet", "stagebus-telemetry"],
     &["stagebus-draft"],
     &["stagebus-worker", "stagebus-coordinator", "stagebus-gateway"],
     &["stagebus-bench"],

@@ -51,6 +51,29 @@ fn steps_that_run_together_leave_together() {
 }
 
 #[test]
+fn metrics_follow_steps_and_what_was_cached() {
+    let mut bench = together(usize::MAX);
+    for session in 0..2 {
+        let (prompt, prompt_len) = (vec![1, 2, 3], 3);
+        let open = Open { prompt, prompt_len, ..open(session, 0) };
+        bench.open_with(open.clone()).expect("room");
+        // The same open again is not counted again.
+        bench.open_with(open).expect("room");
+    }
+    let prompts: [&[u32]; 2] = [&[1, 2, 3], &[4]];
+    let jobs = (0..2).map(|idx| bench.job(idx as u64, 0, 0, 0, prompts[idx])).collect();
+    bench.inference.send(Command::Run(jobs)).expect("room");
+    assert_eq!(bench.head().steps.len(), 2);
+    bench.run(0, 0, 7, 40, &[9]);
+    bench.fault();
+    bench.open(9, 0).expect("room");
+    let metrics = &bench.inference.metrics;
+    assert_eq!((metrics.steps_done.get(), metrics.steps_failed.get()), (2, 1));
+    assert_eq!((metrics.rows.get(), metrics.queue_steps.get()), (4 + 1, 0));
+    assert_eq!((metrics.prompt_tokens.get(), metrics.preemptions.get()), (6, 0));
+}
+
+#[test]
 fn results_too_large_for_one_message_leave_in_several() {
     let options = TestOptions { useful_batch: 4, ..TestOptions::default() };
     let mut bench = Bench::new(options, 300);
