@@ -91,7 +91,7 @@ async fn whole<F: Format>(
         used.add(&end.usage, counts_prompt(index, n));
         if end.usage.completion_tokens > 0 {
             let first = std::time::Duration::try_from_secs_f64(end.timings.ttft_ms / 1000.0);
-            progress.gateway.metrics.first_token_after(first.unwrap_or_default());
+            progress.gateway.metrics.first_token(first.unwrap_or_default());
         }
     }
     let body = format.whole(&head, &ends, used).map_err(|error| unrepresentable(&error))?;
@@ -121,12 +121,12 @@ struct Progress {
 impl Progress {
     fn token_came(&mut self) {
         if !std::mem::replace(&mut self.has_token, true) {
-            self.gateway.metrics.first_token_after(self.began.elapsed());
+            self.gateway.metrics.first_token(self.began.elapsed());
         }
     }
 
     fn complete(&self) {
-        self.gateway.metrics.answered_after(self.began.elapsed());
+        self.gateway.metrics.answered(self.began.elapsed());
     }
 }
 

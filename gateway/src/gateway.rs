@@ -8,6 +8,7 @@ use bytes::Bytes;
 use stagebus_bus::Bus;
 use stagebus_schemas::ids::{ModelName, RequestId};
 use stagebus_schemas::subjects::Subjects;
+use stagebus_telemetry::{GatewayMetrics, Registry};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -17,7 +18,6 @@ use crate::api_error::ApiError;
 use crate::config::GatewaySettings;
 use crate::fleet::{FleetDocument, Model, Models};
 use crate::keys::ApiKeys;
-use crate::metrics::Metrics;
 use crate::readiness::Readiness;
 use crate::text::Texts;
 
@@ -38,7 +38,9 @@ pub(crate) struct Gateway {
     pub(crate) bus: Bus,
     pub(crate) keys: Option<ApiKeys>,
     pub(crate) texts: Texts,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: GatewayMetrics,
+    /// What shows the metrics.
+    pub(crate) registry: Registry,
     models: watch::Receiver<Models>,
     fleet: watch::Receiver<FleetDocument>,
     answers: Arc<Semaphore>,
@@ -88,9 +90,11 @@ impl Gateway {
         ends: TaskEnds,
     ) -> Self {
         let TaskEnds { models, fleet, cancels, probes } = ends;
+        let mut registry = Registry::default();
         Self {
             answers: Arc::new(Semaphore::new(settings.max_requests)),
-            metrics: Metrics::new(),
+            metrics: GatewayMetrics::registered(&mut registry),
+            registry,
             began: Instant::now(),
             last_token: AtomicU64::new(0),
             settings,

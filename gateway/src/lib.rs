@@ -24,7 +24,6 @@ mod gateway;
 mod generation;
 mod keys;
 mod live;
-pub mod metrics;
 mod openai;
 mod page;
 mod process;

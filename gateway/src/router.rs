@@ -15,6 +15,7 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use serde::Serialize;
 use serde_json::json;
+use stagebus_telemetry::mirror;
 use tokio::time::Instant;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tracing::debug;
@@ -25,7 +26,6 @@ use crate::body::read_json;
 use crate::fleet::Model;
 use crate::gateway::{Gateway, Shared};
 use crate::live;
-use crate::metrics;
 use crate::openai::chat::{ChatFormat, ChatRequest};
 use crate::openai::completions::CompletionRequest;
 use crate::page;
@@ -209,11 +209,15 @@ async fn ready(State(gateway): State<Shared>) -> Response<Body> {
 }
 
 async fn show_metrics(State(gateway): State<Shared>) -> Answer {
-    let Gateway { bus, metrics, .. } = gateway.as_ref();
-    let text = metrics
-        .encode(bus.is_connected(), gateway.models().len())
+    let Gateway { bus, metrics, registry, .. } = gateway.as_ref();
+    metrics.broker_connected.set(u64::from(bus.is_connected()));
+    metrics.models.set(gateway.models().len() as u64);
+    mirror(&metrics.slow_consumer, bus.slow_consumer_reports());
+    mirror(&metrics.reconnects, bus.reconnects());
+    let text = stagebus_telemetry::encode(registry)
         .map_err(|error| ApiError::internal(format!("metrics cannot be written: {error}")))?;
-    Ok(([(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE))], text).into_response())
+    let content = HeaderValue::from_static(stagebus_telemetry::CONTENT_TYPE);
+    Ok(([(CONTENT_TYPE, content)], text).into_response())
 }
 
 fn json_body(status: StatusCode, body: &serde_json::Value) -> Response<Body> {

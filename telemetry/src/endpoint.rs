@@ -11,13 +11,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 use stagebus_settings::ListenAddress;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+use crate::metrics::{CONTENT_TYPE, encode};
 
 /// Connections at the same time: a few scrapers, and a person.
 const MAX_CONNECTIONS: usize = 16;
@@ -33,9 +34,6 @@ const MAX_HEAD_BYTES: usize = 8 << 10;
 
 /// Most headers of a request.
 const MAX_HEADERS: usize = 64;
-
-/// The form of the answer of `/metrics`.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The form of all other answers.
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -153,9 +151,8 @@ fn respond(head: &[u8], registry: &Registry) -> Option<Answer> {
 }
 
 fn scrape(registry: &Registry) -> Answer {
-    let mut body = String::new();
-    match text::encode(&mut body, registry) {
-        Ok(()) => Answer { status: 200, content: OPEN_METRICS, body, is_head: false },
+    match encode(registry) {
+        Ok(body) => Answer { status: 200, content: CONTENT_TYPE, body, is_head: false },
         Err(error) => {
             tracing::error!(%error, "metrics cannot be written");
             Answer::new(500, PLAIN, "metrics cannot be written")

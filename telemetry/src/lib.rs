@@ -1,8 +1,9 @@
-//! What worker and coordinator show of themselves: metrics for Prometheus.
+//! What processes show of themselves: metrics for Prometheus.
 //!
-//! [`names`] lists every metric; [`WorkerMetrics`] and [`CoordinatorMetrics`] are the handles that
-//! the owners of state change as things happen; [`Telemetry`] shows them over HTTP where
-//! `metrics.listen` says so. Nothing here knows what a worker or a coordinator does.
+//! [`names`] lists every metric; [`WorkerMetrics`], [`CoordinatorMetrics`] and [`GatewayMetrics`] are
+//! the handles that the owners of state change as things happen; [`Telemetry`] shows them over HTTP
+//! where `metrics.listen` says so, and a gateway shows its own beside its API. Nothing here knows
+//! what these processes do.
 
 mod endpoint;
 mod metrics;
@@ -16,7 +17,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use endpoint::EndpointError;
-pub use metrics::{CoordinatorMetrics, Counter, Gauge, Outcome, Recovery, WorkerMetrics, mirror};
+pub use metrics::{
+    CONTENT_TYPE, CoordinatorMetrics, Counter, GatewayMetrics, Gauge, Outcome, Recovery,
+    WorkerMetrics, encode, mirror,
+};
 pub use prometheus_client::registry::Registry;
 
 use endpoint::Endpoint;

@@ -5,19 +5,36 @@
 //! or not, so nothing else depends on it.
 
 mod coordinator;
+mod gateway;
 mod worker;
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use prometheus_client::encoding::text;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric as Registrable, Registry, Unit};
 
 pub use coordinator::{CoordinatorMetrics, Outcome, Recovery};
+pub use gateway::GatewayMetrics;
 pub use prometheus_client::metrics::counter::Counter;
 pub use worker::WorkerMetrics;
 
 use crate::names::{Kind, Metric};
+
+/// Type of the text that [`encode`] makes.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Writes what is registered, as Prometheus reads it.
+///
+/// # Errors
+/// A metric cannot be written; there is no such metric.
+pub fn encode(registry: &Registry) -> Result<String, fmt::Error> {
+    let mut body = String::new();
+    text::encode(&mut body, registry)?;
+    Ok(body)
+}
 
 /// A number that rises and falls.
 pub type Gauge = prometheus_client::metrics::gauge::Gauge<u64, AtomicU64>;

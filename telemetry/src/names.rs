@@ -1,4 +1,4 @@
-//! Every metric of worker and coordinator: name, kind, labels, meaning.
+//! Every metric of worker, coordinator and gateway: name, kind, labels, meaning.
 //!
 //! Names have a prefix and base units; counters end in `_total`. No label holds an id of a session,
 //! request, worker or client: each label has a few values that are known beforehand.
@@ -20,6 +20,12 @@ pub const PHASE: &str = "phase";
 
 /// Name of the label that holds which way messages went.
 pub const WAY: &str = "way";
+
+/// Name of the label that holds which path of the HTTP API was asked.
+pub const ROUTE: &str = "route";
+
+/// Name of the label that holds the status of an HTTP response.
+pub const STATUS: &str = "status";
 
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -390,6 +396,97 @@ pub mod coordinator {
         RECOVERIES,
         LATE_ANSWERS,
         REFUSED_ANNOUNCEMENTS,
+        SLOW_CONSUMER,
+        RECONNECTS,
+    ];
+}
+
+/// The metrics of a gateway.
+pub mod gateway {
+    use super::{Metric, ROUTE, STATUS, counter, gauge, histogram};
+
+    /// Responses.
+    pub const RESPONSES: Metric = counter(
+        "stagebus_gateway_responses_total",
+        &[ROUTE, STATUS],
+        "HTTP responses by the pattern of the path (`none`: no such path) and the status",
+    );
+    /// Connections of clients.
+    pub const CONNECTIONS: Metric =
+        gauge("stagebus_gateway_connections", &[], "Connections of clients that stand");
+    /// Answers under way.
+    pub const ANSWERS: Metric = gauge(
+        "stagebus_gateway_answers",
+        &[],
+        "Answers under way; a request for several counts as often",
+    );
+    /// Time to the first token.
+    pub const FIRST_TOKEN: Metric = histogram(
+        "stagebus_gateway_first_token_seconds",
+        &[],
+        "Time from a request to the first token of an answer",
+    );
+    /// Time of a request.
+    pub const ANSWER: Metric = histogram(
+        "stagebus_gateway_answer_seconds",
+        &[],
+        "Time from a request to the end of its last answer",
+    );
+    /// Prompt tokens.
+    pub const PROMPT_TOKENS: Metric =
+        counter("stagebus_gateway_prompt_tokens_total", &[], "Prompt tokens of answers that ended");
+    /// Tokens generated.
+    pub const COMPLETION_TOKENS: Metric = counter(
+        "stagebus_gateway_completion_tokens_total",
+        &[],
+        "Tokens generated for answers that ended",
+    );
+    /// Answers given up.
+    pub const CANCELLED: Metric = counter(
+        "stagebus_gateway_cancelled_total",
+        &[],
+        "Answers cancelled because their client left, or their time was over",
+    );
+    /// Cancellations not sent.
+    pub const CANCELS_LOST: Metric = counter(
+        "stagebus_gateway_cancels_lost_total",
+        &[],
+        "Of these, cancellations that were not sent: the coordinator notices the absent client",
+    );
+    /// Whether the broker is there.
+    pub const BROKER_CONNECTED: Metric = gauge(
+        "stagebus_gateway_broker_connected",
+        &[],
+        "1 while the connection to the broker stands, 0 while it does not",
+    );
+    /// Models served.
+    pub const MODELS: Metric = gauge("stagebus_gateway_models", &[], "Models that are served");
+    /// Subscriptions that overflowed.
+    pub const SLOW_CONSUMER: Metric = counter(
+        "stagebus_gateway_slow_consumer_events_total",
+        &[],
+        "Times that a full subscription dropped messages; one may stand for many messages",
+    );
+    /// Connections made again.
+    pub const RECONNECTS: Metric = counter(
+        "stagebus_gateway_reconnects_total",
+        &[],
+        "Times that the connection to the broker was made again",
+    );
+
+    /// All of them.
+    pub const ALL: [Metric; 13] = [
+        RESPONSES,
+        CONNECTIONS,
+        ANSWERS,
+        FIRST_TOKEN,
+        ANSWER,
+        PROMPT_TOKENS,
+        COMPLETION_TOKENS,
+        CANCELLED,
+        CANCELS_LOST,
+        BROKER_CONNECTED,
+        MODELS,
         SLOW_CONSUMER,
         RECONNECTS,
     ];

@@ -9,7 +9,8 @@ const PAGE: &str = include_str!("../../docs/metrics.md");
 const DASHBOARD: &str = include_str!("../../packaging/grafana/stagebus.json");
 
 fn all() -> impl Iterator<Item = Metric> {
-    names::worker::ALL.into_iter().chain(names::coordinator::ALL)
+    let workers_and_coordinators = names::worker::ALL.into_iter().chain(names::coordinator::ALL);
+    workers_and_coordinators.chain(names::gateway::ALL)
 }
 
 /// Names of all series: a histogram has three.
@@ -44,6 +45,7 @@ fn the_page_has_a_row_for_every_metric_and_no_other() {
     for (heading, metrics) in [
         ("<!-- worker metrics -->", &names::worker::ALL[..]),
         ("<!-- coordinator metrics -->", &names::coordinator::ALL[..]),
+        ("<!-- gateway metrics -->", &names::gateway::ALL[..]),
     ] {
         let (_, rest) = PAGE.split_once(heading).expect("the heading is there");
         let lines = rest.lines().skip_while(|line| !line.starts_with('|'));

@@ -13,6 +13,7 @@ use stagebus_schemas::subjects::Subjects;
 use stagebus_settings::BrokerSettings;
 use stagebus_shards::Manifest;
 use stagebus_shards::text::TextModel;
+use stagebus_telemetry::{CoordinatorMetrics, WorkerMetrics};
 use stagebus_worker::{EngineChoice, WorkerConfig, WorkerError, WorkerSettings};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -76,7 +77,7 @@ impl Bed {
             broker: self.broker_settings(),
             settings,
             switch: None,
-            metrics: Default::default(),
+            metrics: WorkerMetrics::default(),
         };
         let coordinator = CoordinatorConfig {
             shards: self.folder.path().to_owned(),
@@ -84,7 +85,7 @@ impl Bed {
             settings: CoordinatorSettings::default(),
             wait_for_workers: true,
             hosted: None,
-            metrics: Default::default(),
+            metrics: CoordinatorMetrics::default(),
         };
         let (tell, ready) = oneshot::channel();
         let mut fleet = Fleet {

@@ -111,6 +111,8 @@ async fn metrics_count_what_happens() {
         "stagebus_gateway_cancelled_total 0".to_owned(),
         "stagebus_gateway_broker_connected 1".to_owned(),
         "stagebus_gateway_models 1".to_owned(),
+        "stagebus_gateway_slow_consumer_events_total 0".to_owned(),
+        "stagebus_gateway_reconnects_total 0".to_owned(),
     ] {
         let found = response.text().lines().any(|found| found == line);
         assert!(found, "{line:?} is missing in\n{}", response.text());

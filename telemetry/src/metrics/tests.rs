@@ -3,20 +3,19 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::ids::StageIndex;
 use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::messages::public::FinishReason;
 
-use super::{CoordinatorMetrics, Outcome, Recovery, WorkerMetrics, mirror};
+use super::{
+    CoordinatorMetrics, GatewayMetrics, Outcome, Recovery, WorkerMetrics, encode, mirror,
+};
 use crate::names::{self, Kind, Metric};
 
 fn exposition(registry: &Registry) -> String {
-    let mut body = String::new();
-    text::encode(&mut body, registry).expect("text");
-    body
+    encode(registry).expect("text")
 }
 
 /// Name (as samples have it), kind and help of every family.
@@ -56,19 +55,32 @@ fn the_registered_sets_are_the_lists() {
     // A family without a member is not shown.
     coordinator.workers(StageIndex::FIRST, 1);
     assert_eq!(families(&exposition(&registry)), expected(&names::coordinator::ALL));
+    let mut registry = Registry::default();
+    let gateway = GatewayMetrics::registered(&mut registry);
+    gateway.response("/v1/models", 200);
+    assert_eq!(families(&exposition(&registry)), expected(&names::gateway::ALL));
 }
 
 #[test]
 fn names_follow_the_rules() {
     let mut seen = BTreeSet::new();
-    for metric in names::worker::ALL.iter().chain(&names::coordinator::ALL) {
+    let workers_and_coordinators = names::worker::ALL.iter().chain(&names::coordinator::ALL);
+    for metric in workers_and_coordinators.chain(&names::gateway::ALL) {
         let Metric { name, kind, labels, meaning } = metric;
         assert!(seen.insert(*name), "{name} stands twice");
         assert!(name.starts_with(names::PREFIX), "{name}");
         assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
         assert!(!name.contains("_ms") && !name.contains("_us"), "{name} has no base unit");
         assert!(!meaning.ends_with('.'), "{name}: {meaning}");
-        let known = [names::STAGE, names::OUTCOME, names::CLASS, names::PHASE, names::WAY];
+        let known = [
+            names::STAGE,
+            names::OUTCOME,
+            names::CLASS,
+            names::PHASE,
+            names::WAY,
+            names::ROUTE,
+            names::STATUS,
+        ];
         assert!(labels.iter().all(|label| known.contains(label)), "{name}: {labels:?}");
     }
     assert_eq!(names::worker::DECODE.unit(), Some("seconds"));
@@ -122,4 +134,20 @@ fn a_coordinator_shows_what_happened() {
     has(&body, "stagebus_coordinator_inter_token_seconds_sum 2.0");
     has(&body, r#"stagebus_coordinator_step_seconds_count{phase="decode"} 1"#);
     has(&body, r#"stagebus_coordinator_step_seconds_count{phase="prefill"} 0"#);
+}
+
+#[test]
+fn a_gateway_shows_what_happened() {
+    let mut registry = Registry::default();
+    let gateway = GatewayMetrics::registered(&mut registry);
+    gateway.response("/v1/models", 200);
+    gateway.response("/v1/models", 200);
+    gateway.response("none", 404);
+    gateway.first_token(Duration::from_millis(15));
+    let body = exposition(&registry);
+    has(&body, r#"stagebus_gateway_responses_total{route="/v1/models",status="200"} 2"#);
+    has(&body, r#"stagebus_gateway_responses_total{route="none",status="404"} 1"#);
+    has(&body, r#"stagebus_gateway_first_token_seconds_bucket{le="0.016"} 1"#);
+    has(&body, r#"stagebus_gateway_first_token_seconds_bucket{le="0.008"} 0"#);
+    has(&body, "stagebus_gateway_answer_seconds_count 0");
 }
