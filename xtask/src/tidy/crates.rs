@@ -25,10 +25,11 @@ const PURE: [&str; 4] = ["stagebus-schemas", "stagebus-shards", "stagebus-view",
 const IMPURE: [&str; 4] = ["tokio", "async-nats", "openvino", "openvino-sys"];
 
 /// Packages with one owner among our crates, also in tests.
-const OWNED: [(&str, &str); 3] = [
+const OWNED: [(&str, &str); 4] = [
     ("openvino", "stagebus-engine"),
     ("openvino-sys", "stagebus-engine"),
     ("async-nats", "stagebus-bus"),
+    ("llguidance", "stagebus-draft"),
 ];
 
 /// One crate of the workspace.
