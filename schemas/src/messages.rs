@@ -1,6 +1,7 @@
 //! The messages, one module per conversation.
 
 pub mod bulk;
+pub mod constraint;
 pub mod control;
 pub mod fleet;
 pub mod forward;

@@ -9,9 +9,10 @@ pub struct MessageVersion(u16);
 
 impl MessageVersion {
     /// The version that this build writes and accepts: open, close, keep, drain, stats and
-    /// progress with sampling and priority, forward steps that stages may hold, large ones in
-    /// parts, head rows with log-probabilities, announcements with the progress of inference.
-    pub const CURRENT: Self = Self(6);
+    /// progress with sampling, a constraint and priority, forward steps that stages may hold, large
+    /// ones in parts, head rows with log-probabilities, announcements with the progress of
+    /// inference.
+    pub const CURRENT: Self = Self(7);
 
     /// Returns the number as it stands on the wire.
     #[must_use]

@@ -12,6 +12,8 @@ use crate::error::ErrorClass;
 use crate::ids::{RequestId, StageIndex};
 use crate::messages::control::Priority;
 
+pub use crate::messages::constraint::{Constraint, MAX_CONSTRAINT_BYTES};
+
 pub use validate::{Limits, PromptInput, RequestError, ValidRequest};
 
 /// One message of a chat.
@@ -70,6 +72,9 @@ pub struct PromptRequest {
     /// Added to the logits of single tokens, by token id; -100 rules a token out.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub logit_bias: BTreeMap<u32, f32>,
+    /// What the output must be; anything when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub constraint: Option<Constraint>,
     /// Texts that end the output; they are not part of it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop: Vec<String>,

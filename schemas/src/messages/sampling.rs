@@ -1,8 +1,11 @@
 //! How a session's tokens are chosen from the logits: the parameters that travel to the last stage.
 //! What each of them does, and in which order, is the sampler's to say (crate `stagebus-draft`).
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
+use super::constraint::{self, Constraint};
 use crate::codec::{CodecError, check_count};
 
 /// Most entries of [`Sampling::logit_bias`].
@@ -42,6 +45,9 @@ pub struct Sampling {
     /// Most likely tokens to report beside the chosen one; absent reports nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_logprobs: Option<u32>,
+    /// What the output must be; absent is anything.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "constraint")]
+    pub constraint: Option<Arc<Constraint>>,
 }
 
 impl Default for Sampling {
@@ -57,6 +63,7 @@ impl Default for Sampling {
             logit_bias: Vec::new(),
             seed: 0,
             top_logprobs: None,
+            constraint: None,
         }
     }
 }
@@ -68,9 +75,15 @@ impl Sampling {
         self.temperature < MIN_TEMPERATURE || self.top_k == 1
     }
 
-    /// Tells whether the tokens before a row change its logits.
+    /// Tells whether the tokens before a row count where its token is chosen.
     #[must_use]
     pub fn needs_history(&self) -> bool {
+        self.has_penalties() || self.constraint.is_some()
+    }
+
+    /// Tells whether the tokens before a row change its logits.
+    #[must_use]
+    pub fn has_penalties(&self) -> bool {
         (self.repetition_penalty - 1.0).abs() > f32::EPSILON
             || self.presence_penalty.abs() > f32::EPSILON
             || self.frequency_penalty.abs() > f32::EPSILON

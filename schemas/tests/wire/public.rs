@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use stagebus_schemas::codec::{self, CodecError, ContentType};
-use stagebus_schemas::messages::public::{Event, PromptRequest};
+use stagebus_schemas::messages::public::{Constraint, Event, PromptRequest};
 
 const REQUESTS: &str = include_str!("../fixtures/requests.json");
 const EVENTS: &str = include_str!("../fixtures/events.json");
@@ -25,7 +25,7 @@ fn check<T: serde::de::DeserializeOwned + serde::Serialize>(file: &str) -> Vec<T
 #[test]
 fn the_documented_requests_are_read() {
     let requests = check::<PromptRequest>(REQUESTS);
-    assert_eq!(requests.len(), 6);
+    assert_eq!(requests.len(), 7);
     assert!(requests[0].messages.is_some());
     assert!(requests[1].prompt.is_some());
     assert!(requests[2].tokens.is_some());
@@ -33,6 +33,7 @@ fn the_documented_requests_are_read() {
     assert_eq!(requests[3].top_k, Some(1));
     assert_eq!(requests[4].stream, Some(false));
     assert_eq!(requests[5].logit_bias.get(&905), Some(&1.5));
+    assert!(matches!(requests[6].constraint, Some(Constraint::JsonSchema { .. })));
 }
 
 #[test]

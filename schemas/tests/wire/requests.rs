@@ -132,6 +132,7 @@ fn sampling_fields_are_honoured() {
         logit_bias: vec![(3, 1.5), (99, -100.0)],
         seed: u64::MAX,
         top_logprobs: Some(20),
+        constraint: None,
     };
     assert_eq!(valid.expect("valid").sampling, expected);
     let top = |logprobs| text(|request| request.logprobs = logprobs).expect("valid").sampling;

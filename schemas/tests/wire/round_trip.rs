@@ -1,16 +1,19 @@
 //! Whatever a message holds, it comes back equal.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use serde_json::json;
 use stagebus_schemas::codec::{self, ContentType, Message};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
 };
 use stagebus_schemas::messages::bulk::Part;
+use stagebus_schemas::messages::constraint::Constraint;
 use stagebus_schemas::messages::control::{
     Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, HeadMode, Keep, Open,
     Priority, SessionProgress, StepProgress,
@@ -179,8 +182,9 @@ fn sampling() -> impl Strategy<Value = Sampling> {
     let number = || 0_f32..4.0;
     let numbers = (number(), number(), number(), number(), number(), number());
     let bias = vec((any::<u32>(), number()), 0..3);
-    (numbers, any::<(u32, u64)>(), bias, option::of(0_u32..65)).prop_map(
-        |(numbers, (top_k, seed), logit_bias, top_logprobs)| Sampling {
+    let rest = (option::of(0_u32..65), option::of(constraint()));
+    (numbers, any::<(u32, u64)>(), bias, rest).prop_map(
+        |(numbers, (top_k, seed), logit_bias, (top_logprobs, constraint))| Sampling {
             temperature: numbers.0,
             top_p: numbers.1,
             top_k,
@@ -191,8 +195,18 @@ fn sampling() -> impl Strategy<Value = Sampling> {
             logit_bias,
             seed,
             top_logprobs,
+            constraint: constraint.map(Arc::new),
         },
     )
+}
+
+fn constraint() -> impl Strategy<Value = Constraint> {
+    prop_oneof![
+        any::<String>()
+            .prop_map(|key| Constraint::JsonSchema { schema: json!({ key: [1.5, null] }) }),
+        vec(any::<String>(), 0..3).prop_map(|options| Constraint::Choice { options }),
+        any::<String>().prop_map(|grammar| Constraint::Lark { grammar }),
+    ]
 }
 
 fn control() -> impl Strategy<Value = Control> {
@@ -316,7 +330,8 @@ fn prompt_request() -> impl Strategy<Value = PromptRequest> {
         option::of(vec(any::<u32>(), 0..9)),
     );
     let number = || option::of(-1e6_f32..1e6);
-    let sampling = (number(), number(), any::<Option<u32>>(), number(), any::<Option<u64>>());
+    let numbers = (number(), number(), any::<Option<u32>>(), number(), any::<Option<u64>>());
+    let sampling = (numbers, option::of(constraint()));
     let rest = (
         option::of(TOKEN),
         any::<Option<u32>>(),
@@ -325,37 +340,37 @@ fn prompt_request() -> impl Strategy<Value = PromptRequest> {
         any::<Option<bool>>(),
         any::<(Option<u32>, Option<bool>)>(),
     );
-    (input, sampling, rest).prop_map(
-        |((messages, prompt, tokens), (temperature, top_p, top_k, min_p, seed), rest)| {
-            let (request_id, max_tokens, stop, logprobs, stream, (draft_tokens, batch)) = rest;
-            let priority = |batch| if batch { Priority::Batch } else { Priority::Interactive };
-            PromptRequest {
-                request_id: request_id.map(|text| RequestId::new(text).expect("a token")),
-                messages,
-                prompt,
-                tokens,
-                max_tokens,
-                temperature,
-                top_p,
-                top_k,
-                min_p,
-                seed,
-                repetition_penalty: temperature,
-                presence_penalty: top_p,
-                frequency_penalty: min_p,
-                logit_bias: top_k.into_iter().map(|token| (token, -7.5)).collect(),
-                stop,
-                logprobs,
-                top_logprobs: max_tokens,
-                stream,
-                draft_tokens,
-                draft_windows: max_tokens,
-                draft_alternatives: max_tokens,
-                priority: batch.map(priority),
-                timings: stream,
-            }
-        },
-    )
+    (input, sampling, rest).prop_map(|((messages, prompt, tokens), (numbers, constraint), rest)| {
+        let (temperature, top_p, top_k, min_p, seed) = numbers;
+        let (request_id, max_tokens, stop, logprobs, stream, (draft_tokens, batch)) = rest;
+        let priority = |batch| if batch { Priority::Batch } else { Priority::Interactive };
+        PromptRequest {
+            request_id: request_id.map(|text| RequestId::new(text).expect("a token")),
+            messages,
+            prompt,
+            tokens,
+            max_tokens,
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            seed,
+            repetition_penalty: temperature,
+            presence_penalty: top_p,
+            frequency_penalty: min_p,
+            logit_bias: top_k.into_iter().map(|token| (token, -7.5)).collect(),
+            constraint,
+            stop,
+            logprobs,
+            top_logprobs: max_tokens,
+            stream,
+            draft_tokens,
+            draft_windows: max_tokens,
+            draft_alternatives: max_tokens,
+            priority: batch.map(priority),
+            timings: stream,
+        }
+    })
 }
 
 fn logprobs() -> impl Strategy<Value = Vec<TokenLogprobs>> {

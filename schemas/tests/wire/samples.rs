@@ -1,11 +1,14 @@
 //! One sample of every internal message, with what a test does to any of them.
 
+use std::sync::Arc;
+
 use stagebus_schemas::codec::{self, CodecError, Message};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{
     CoordinatorId, Epoch, ModelName, SessionId, StageIndex, StepNumber, WorkerId,
 };
 use stagebus_schemas::messages::bulk::Part;
+use stagebus_schemas::messages::constraint::Constraint;
 use stagebus_schemas::messages::control::{
     Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, HeadMode, Keep, Open,
     Priority, SessionProgress, StepProgress,
@@ -219,6 +222,7 @@ pub(crate) fn open() -> Open {
             logit_bias: vec![(49_151, -100.0)],
             seed: u64::MAX,
             top_logprobs: Some(5),
+            constraint: Some(Arc::new(Constraint::Regex { pattern: "a|b".to_owned() })),
             ..Sampling::default()
         },
         head: HeadMode::Full,

@@ -1,7 +1,10 @@
 //! Checks of a prompt request that need neither the tokenizer nor the model.
 
+use std::sync::Arc;
+
 use crate::error::{ErrorClass, ErrorReply};
 use crate::ids::RequestId;
+use crate::messages::constraint::{Constraint, MAX_CONSTRAINT_BYTES};
 use crate::messages::control::Priority;
 use crate::messages::public::{ChatMessage, PromptRequest};
 use crate::messages::sampling::{FORBIDDEN, MAX_LOGIT_BIAS, Sampling};
@@ -260,6 +263,7 @@ fn sampling(request: &PromptRequest, limits: &Limits) -> Result<Sampling, Reques
         logit_bias: logit_bias(request, limits.vocab_size)?,
         seed: request.seed.unwrap_or(0),
         top_logprobs: top_logprobs(request)?,
+        constraint: constraint(request)?,
     };
     if request.seed.is_none() && !sampling.is_greedy() {
         return Ok(Sampling { seed: random_seed(), ..sampling });
@@ -293,6 +297,16 @@ fn logit_bias(request: &PromptRequest, vocab_size: u32) -> Result<Vec<(u32, f32)
     }
     check_length("logit_bias", bias.len(), MAX_LOGIT_BIAS, "tokens")?;
     Ok(bias.iter().map(|(token, value)| (*token, *value)).collect())
+}
+
+/// Checks what needs no grammar; whether it can be honoured shows when it is compiled.
+fn constraint(request: &PromptRequest) -> Result<Option<Arc<Constraint>>, RequestError> {
+    let Some(constraint) = &request.constraint else { return Ok(None) };
+    if let Some(field) = constraint.empty_field() {
+        return Err(RequestError::Empty { field });
+    }
+    check_length("constraint", constraint.to_json().len(), MAX_CONSTRAINT_BYTES, "bytes")?;
+    Ok(Some(Arc::new(constraint.clone())))
 }
 
 fn top_logprobs(request: &PromptRequest) -> Result<Option<u32>, RequestError> {
