@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use stagebus_draft::constraint::{Constraint, Guide};
 use stagebus_schemas::cloud_events::PublicHeaders;
 use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
@@ -27,8 +28,8 @@ pub(crate) enum Action {
     Job(Box<JobStart>),
     /// A job is out of our hands: what still runs of it is for nobody.
     JobLost(JobKey),
-    /// The token ids of a request's text are there.
-    Encoded { session: SessionId, tokens: Result<Vec<u32>, ErrorReply> },
+    /// A request's text has become token ids, and its constraint is compiled.
+    Encoded { session: SessionId, outcome: Result<Encoded, ErrorReply> },
     /// A client wants the end of its request.
     Cancel(RequestId),
     /// A worker answered an `open`, or did not.
@@ -61,6 +62,15 @@ pub(crate) enum Action {
     Drain,
     /// End what still runs.
     Stop,
+}
+
+/// What a request is once its text and its constraint have been read.
+#[derive(Debug)]
+pub(crate) struct Encoded {
+    /// Token ids of the prompt.
+    pub(crate) tokens: Vec<u32>,
+    /// The compiled constraint, if there is one.
+    pub(crate) guide: Option<Guide>,
 }
 
 /// A request as it came.
@@ -114,8 +124,8 @@ pub(crate) enum CheckAnswer {
 /// What is to be done outside, in order.
 #[derive(Debug)]
 pub(crate) enum Effect {
-    /// Turn the text of a request into token ids, off the owner's task.
-    Encode { session: SessionId, input: PromptInput },
+    /// Turn the text of a request into token ids and compile its constraint, off the owner's task.
+    Encode { session: SessionId, input: PromptInput, constraint: Option<Arc<Constraint>> },
     /// Ask a worker to open a session.
     Open { stage: StageIndex, worker: WorkerId, open: Open },
     /// Tell a worker to end a session.

@@ -14,14 +14,13 @@
 mod delivery;
 mod steps;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use stagebus_bus::{Bus, BusOptions, RequestError, Role};
-use stagebus_schemas::error::{ErrorClass, ErrorReply};
+use stagebus_draft::constraint::{Constraint, Grammars};
 use stagebus_schemas::ids::{CoordinatorId, ModelName, SessionId, StageIndex, WorkerId};
 use stagebus_schemas::messages::control::{
     Control, ControlAction, ControlOutcome, ControlReply, HeadMode, Keep, Open,
@@ -42,6 +41,7 @@ use crate::action::{Action, CheckAnswer, Effect, OpenAnswer, OpenFailure};
 use crate::client::Client;
 use crate::config::CoordinatorConfig;
 use crate::drafting::{self, DraftCommand, DraftHost};
+use crate::encoding;
 use crate::error::CoordinatorError;
 use crate::fleet_view::ShardSetIdentity;
 use crate::inputs::{Inputs, Wake};
@@ -135,6 +135,8 @@ pub async fn run(
     };
     let inputs = Inputs::subscribe(&bus, &subjects, &id).await?;
     let text = Arc::clone(&model.text);
+    let vocab_size = model.limits.vocab_size as usize;
+    let grammars = Grammars::new(Arc::clone(&text), vocab_size, &model.eos_ids);
     let host = gethostname::gethostname().to_string_lossy().into_owned();
     let name = Name { id, host, hosted: ready.hosted.clone() };
     let coordinator = Coordinator {
@@ -150,6 +152,7 @@ pub async fn run(
         bus: bus.clone(),
         subjects,
         text,
+        grammars: Arc::new(grammars),
         inputs,
         jobs,
         tasks: JoinSet::new(),
@@ -252,6 +255,7 @@ struct Coordinator {
     bus: Bus,
     subjects: Subjects,
     text: Arc<TextModel>,
+    grammars: Arc<Grammars>,
     inputs: Inputs,
     jobs: Jobs,
     tasks: JoinSet<Action>,
@@ -426,7 +430,9 @@ impl Coordinator {
                     warn!(subject = %client.reply, %error, "end of events was not sent");
                 }
             }
-            Effect::Encode { session, input } => self.spawn_encode(session, input),
+            Effect::Encode { session, input, constraint } => {
+                self.spawn_encode(session, input, constraint);
+            }
             Effect::Open { stage, worker, open } => self.spawn_open(stage, worker, open),
             Effect::Check { stage, worker, sessions } => {
                 self.spawn_check(stage, worker, sessions);
@@ -462,23 +468,16 @@ impl Coordinator {
         }
     }
 
-    fn spawn_encode(&mut self, session: SessionId, input: PromptInput) {
-        let model = Arc::clone(&self.text);
+    fn spawn_encode(
+        &mut self,
+        session: SessionId,
+        input: PromptInput,
+        constraint: Option<Arc<Constraint>>,
+    ) {
+        let (text, grammars) = (Arc::clone(&self.text), Arc::clone(&self.grammars));
         self.tasks.spawn_blocking(move || {
-            let encoded = catch_unwind(AssertUnwindSafe(|| match input {
-                PromptInput::Messages(messages) => model.encode_chat(&messages),
-                PromptInput::Text(text) => model.encode(&text, true),
-                PromptInput::Tokens(tokens) => Ok(tokens),
-            }));
-            let tokens = match encoded {
-                Ok(Ok(tokens)) => Ok(tokens),
-                Ok(Err(error)) => {
-                    let message = format!("prompt cannot be encoded: {error}");
-                    Err(ErrorReply::new(ErrorClass::InvalidRequest, message))
-                }
-                Err(_panic) => Err(ErrorReply::new(ErrorClass::Internal, "the tokenizer failed")),
-            };
-            Action::Encoded { session, tokens }
+            let outcome = encoding::encode(&text, &grammars, input, constraint.as_deref());
+            Action::Encoded { session, outcome }
         });
     }
 

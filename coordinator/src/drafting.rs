@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
+use stagebus_draft::constraint::Guide;
 use stagebus_draft::drafter::{
     Doubt, DraftRequest, Drafter, HybridDrafter, ModelDrafter, NgramDrafter,
 };
@@ -47,8 +48,8 @@ pub(crate) struct DraftOrder {
 /// What the drafter is told.
 #[derive(Debug)]
 pub(crate) enum DraftCommand {
-    /// A session starts with its prompt.
-    Open(SessionId, Vec<u32>),
+    /// A session starts with its prompt, and its constraint.
+    Open(SessionId, Vec<u32>, Option<Guide>),
     /// A session wants a draft.
     Draft(DraftOrder),
     /// A session has ended.
@@ -244,7 +245,7 @@ fn serve(
             return;
         }
         for command in first.into_iter().chain(inbox.try_iter()) {
-            if let DraftCommand::Open(session, prompt) = &command {
+            if let DraftCommand::Open(session, prompt, _) = &command {
                 intake.push_back((*session, prompt.len().div_ceil(INTAKE_ROWS)));
             }
             take(drafter.as_mut(), command, &mut orders);
@@ -271,7 +272,10 @@ fn take_in(drafter: &mut dyn Drafter, intake: &mut VecDeque<(SessionId, usize)>)
 
 fn take(drafter: &mut dyn Drafter, command: DraftCommand, orders: &mut Vec<DraftOrder>) {
     match command {
-        DraftCommand::Open(session, prompt) => drafter.open(key_of(session), &prompt),
+        DraftCommand::Open(session, prompt, guide) => {
+            drafter.open(key_of(session), &prompt);
+            guide.into_iter().for_each(|guide| drafter.guide(key_of(session), guide));
+        }
         DraftCommand::Draft(order) => {
             drafter.accept(key_of(order.session), &order.accepted);
             orders.retain(|other| other.session != order.session);
@@ -345,7 +349,7 @@ mod tests {
     #[test]
     fn a_cheap_drafter_answers_at_once() {
         let mut host = DraftHost::Inline(Box::new(NgramDrafter::new(1)));
-        assert!(host.give(DraftCommand::Open(SESSION, vec![1, 2, 3, 1])).is_empty());
+        assert!(host.give(DraftCommand::Open(SESSION, vec![1, 2, 3, 1], None)).is_empty());
         let answers = host.give(order(7, &[2]));
         assert_eq!(tokens(&answers), [(7, Some(vec![3, 1]))]);
         host.give(DraftCommand::Close(SESSION));
@@ -363,7 +367,7 @@ mod tests {
     async fn a_thread_drafts_the_same() {
         let drafter = Box::new(NgramDrafter::new(1));
         let mut host = DraftHost::start_thread(drafter, 8).unwrap();
-        host.give(DraftCommand::Open(SESSION, vec![1, 2, 3, 1]));
+        host.give(DraftCommand::Open(SESSION, vec![1, 2, 3, 1], None));
         host.give(order(7, &[2]));
         assert_eq!(tokens(&host.answers().await), [(7, Some(vec![3, 1]))]);
     }
@@ -375,6 +379,7 @@ mod tests {
         fn open(&mut self, _session: SessionKey, _prompt: &[u32]) {
             assert!(self.0.recv().is_err(), "nothing is sent");
         }
+        fn guide(&mut self, _session: SessionKey, _guide: Guide) {}
         fn accept(&mut self, _session: SessionKey, _tokens: &[u32]) {}
         fn draft(
             &mut self,
@@ -389,7 +394,7 @@ mod tests {
     async fn a_full_channel_fails_orders_and_keeps_closes() {
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let mut host = DraftHost::start_thread(Box::new(Stuck(gate)), 1).unwrap();
-        host.give(DraftCommand::Open(SESSION, vec![1]));
+        host.give(DraftCommand::Open(SESSION, vec![1], None));
         let mut failed = Vec::new();
         while failed.is_empty() {
             failed = host.give(order(1, &[]));

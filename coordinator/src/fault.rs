@@ -43,10 +43,10 @@ pub(crate) enum Fault {
     #[error("the last stage chose token {token}, the vocabulary has {vocab_size}")]
     Token { token: u32, vocab_size: u32 },
     /// No token is left to choose from the logits.
-    #[error("no token can be chosen{}", if *is_biased { ": logit_bias leaves none" } else { "" })]
+    #[error("no token can be chosen{}", by.map_or_else(String::new, |by| format!(": {by} leaves none")))]
     NoToken {
-        /// Whether the request forbids or prefers tokens.
-        is_biased: bool,
+        /// The parameter of the request that rules tokens out.
+        by: Option<&'static str>,
         #[source]
         source: SamplingError,
     },
@@ -118,7 +118,7 @@ impl Fault {
             | Self::Gap { .. }
             | Self::Unsent
             | Self::Shutdown => ErrorClass::StageUnavailable,
-            Self::NoToken { is_biased: true, .. } => ErrorClass::InvalidRequest,
+            Self::NoToken { by: Some(_), .. } => ErrorClass::InvalidRequest,
             Self::WrongRows | Self::Token { .. } | Self::NoToken { .. } | Self::Transition(_) => {
                 ErrorClass::Internal
             }

@@ -8,6 +8,7 @@ mod client;
 mod config;
 mod coordinator;
 mod drafting;
+mod encoding;
 mod error;
 mod fault;
 mod fleet_view;

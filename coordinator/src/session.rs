@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stagebus_draft::chain::Alternative;
+use stagebus_draft::constraint::Guide;
 use stagebus_draft::drafter::Doubt;
 use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, RequestId, SessionId, StageIndex, WorkerId};
@@ -42,6 +43,8 @@ pub(crate) struct Session {
     pub(crate) sampling: Arc<Sampling>,
     /// The same for the drafter, with what it is to report.
     draft_sampling: Arc<Sampling>,
+    /// The compiled constraint, if there is one.
+    pub(crate) guide: Option<Guide>,
     /// Who goes first where sessions compete.
     pub(crate) priority: Priority,
     /// Token ids of the prompt; empty while it is being encoded.
@@ -186,6 +189,7 @@ impl Session {
             stream: order.stream,
             max_tokens: order.max_tokens,
             sampling: Arc::new(order.sampling),
+            guide: None,
             priority: order.priority,
             prompt: Vec::new(),
             output: Vec::new(),

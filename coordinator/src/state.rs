@@ -201,7 +201,7 @@ impl State {
             Action::Request(incoming) => self.on_request(incoming, now),
             Action::Job(job) => self.on_job(*job, now),
             Action::JobLost(job) => self.on_job_lost(job, now),
-            Action::Encoded { session, tokens } => self.on_encoded(session, tokens, now),
+            Action::Encoded { session, outcome } => self.on_encoded(session, outcome, now),
             Action::Cancel(request) => self.on_cancel(&request, now),
             Action::Opened(answer) => self.on_open_answer(answer, now),
             Action::Checked { worker, asked, answer } => {

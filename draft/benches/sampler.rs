@@ -55,7 +55,7 @@ fn main() -> std::io::Result<()> {
         let mut times = Vec::new();
         for position in 0..N_ROWS {
             let started = Instant::now();
-            let choice = sampler.choose(&row, position, &params, &history);
+            let choice = sampler.choose(&row, position, &params, &mut history);
             times.push(started.elapsed().as_secs_f64() * 1e6);
             choice.map_err(std::io::Error::other)?;
         }

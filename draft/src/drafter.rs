@@ -17,6 +17,7 @@ pub use load::{DraftLoadError, open_draft};
 pub use model::ModelDrafter;
 pub use ngram::NgramDrafter;
 
+use crate::constraint::Guide;
 use crate::sampling::SamplingParams;
 
 /// One session's wish for drafted tokens.
@@ -84,6 +85,10 @@ pub enum DraftError {
 pub trait Drafter: Send {
     /// Starts a session with its prompt; a session of the same key is replaced.
     fn open(&mut self, session: SessionKey, prompt: &[u32]);
+
+    /// Says what the output of a session must be, right after it was opened: what does not fit is
+    /// not worth drafting.
+    fn guide(&mut self, session: SessionKey, guide: Guide);
 
     /// Appends tokens that stand.
     fn accept(&mut self, session: SessionKey, tokens: &[u32]);

@@ -16,6 +16,7 @@
 pub mod acceptance;
 pub mod alternatives;
 pub mod chain;
+pub mod constraint;
 pub mod control;
 pub mod costs;
 pub mod drafter;

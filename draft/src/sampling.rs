@@ -1,6 +1,6 @@
 //! Choosing one token from one row of logits.
 //!
-//! The order is: bias, penalties, temperature, top-k, top-p, min-p, then the largest of
+//! The order is: bias, penalties, constraint, temperature, top-k, top-p, min-p, then the largest of
 //! `logit / temperature + noise` over what is left (the Gumbel-max form of drawing from the
 //! softmax). Temperature 0 is the largest logit, without noise. The choice depends on the row, the
 //! parameters, the tokens before it and `(seed, position)`, on nothing else.
@@ -16,6 +16,7 @@ mod row;
 
 pub use history::History;
 
+use crate::constraint::GuideError;
 use race::Race;
 use row::{by_rank, exp_of, exp_sum, gather, largest, most_likely};
 
@@ -41,6 +42,15 @@ pub enum SamplingError {
         /// Number of logits.
         n_logits: usize,
     },
+    /// The constraint does not say which tokens may come.
+    #[error("no token can be chosen at position {position}")]
+    Constraint {
+        /// Position of the token.
+        position: u32,
+        /// Why.
+        #[source]
+        source: GuideError,
+    },
 }
 
 /// How far below the largest logit candidates are looked for, in multiples of the temperature, step
@@ -60,44 +70,76 @@ impl Sampler {
     /// **Shape**: `row` is `[vocab_size]`. `history` holds the tokens before `position`.
     ///
     /// # Errors
-    /// [`SamplingError::NothingLeft`] if bias and row rule out every token.
+    /// [`SamplingError::NothingLeft`] if bias, constraint and row rule out every token,
+    /// [`SamplingError::Constraint`] if the constraint cannot be followed.
     pub fn choose(
         &mut self,
         row: &[f32],
         position: u32,
         params: &SamplingParams,
-        history: &History,
+        history: &mut History,
     ) -> Result<Choice, SamplingError> {
         let Self { logits, candidates } = self;
-        let plain = params.logit_bias.is_empty() && !params.needs_history();
-        let adjusted = if plain {
-            row
+        let draw = (position, params);
+        let token = if params.logit_bias.is_empty() && !params.needs_history() {
+            winner(row, draw, candidates)
         } else {
             logits.clear();
             logits.extend_from_slice(row);
             adjust(logits, params, history);
-            &logits[..]
+            fitting_winner(logits, draw, history, candidates)
+                .map_err(|source| SamplingError::Constraint { position, source })?
         };
-        let best = largest(adjusted)
-            .ok_or(SamplingError::NothingLeft { position, n_logits: row.len() })?;
-        let token = if params.is_greedy() {
-            best
-        } else {
-            let scaled = Scaled {
-                logits: adjusted,
-                max: adjusted[best as usize],
-                scale: params.temperature.recip(),
-            };
-            let mut race = Race::new(params.seed, position, best);
-            if scaled.select(params, candidates) {
-                race.run(&scaled, candidates);
-            } else {
-                race.run_all(&scaled);
-            }
-            race.winner()
-        };
+        let token = token.ok_or(SamplingError::NothingLeft { position, n_logits: row.len() })?;
         Ok(report(row, token, params, candidates))
     }
+}
+
+/// The chosen one of the tokens that are left; nothing if none is.
+fn winner(
+    logits: &[f32],
+    (position, params): (u32, &SamplingParams),
+    candidates: &mut Vec<u32>,
+) -> Option<u32> {
+    let best = largest(logits)?;
+    if params.is_greedy() {
+        return Some(best);
+    }
+    let scaled = Scaled { logits, max: logits[best as usize], scale: params.temperature.recip() };
+    let mut race = Race::new(params.seed, position, best);
+    if scaled.select(params, candidates) {
+        race.run(&scaled, candidates);
+    } else {
+        race.run_all(&scaled);
+    }
+    Some(race.winner())
+}
+
+/// The chosen one of those that are left and that the constraint lets come.
+///
+/// Which tokens fit is costly to tell, and mostly not needed: the one that wins against all others
+/// also wins against those that fit, if it is one of them. With top-k, top-p or min-p that does not
+/// hold, since what they keep depends on what is ruled out.
+fn fitting_winner(
+    logits: &mut [f32],
+    (position, params): (u32, &SamplingParams),
+    history: &mut History,
+    candidates: &mut Vec<u32>,
+) -> Result<Option<u32>, GuideError> {
+    if !history.is_guided() {
+        return Ok(winner(logits, (position, params), candidates));
+    }
+    let keeps_all = params.top_k == 0 && params.top_p >= 1.0 && params.min_p <= 0.0;
+    if (params.is_greedy() || keeps_all)
+        && let Some(token) = winner(logits, (position, params), candidates)
+        && history.fits(token)?
+    {
+        return Ok(Some(token));
+    }
+    if let Some(fitting) = history.next_tokens()? {
+        fitting.rule_out_others(logits);
+    }
+    Ok(winner(logits, (position, params), candidates))
 }
 
 /// A row with what turns its logits into exponents: `(logit - max) * scale`, at most 0.
@@ -200,7 +242,7 @@ fn adjust(logits: &mut [f32], params: &SamplingParams, history: &History) {
             *logit = if *bias <= FORBIDDEN { f32::NEG_INFINITY } else { *logit + bias };
         }
     }
-    if params.needs_history() {
+    if params.has_penalties() {
         history.penalise(logits, params);
     }
 }

@@ -132,7 +132,7 @@ fn answer(
         let mut token = None;
         backend.run(&[step], &mut |done| match done.output {
             Ok(StageOutput::Logits(row)) => {
-                token = Some(sampler.choose(row, position, params, &history).unwrap().token);
+                token = Some(sampler.choose(row, position, params, &mut history).unwrap().token);
             }
             other => panic!("{other:?}"),
         });

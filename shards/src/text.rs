@@ -129,6 +129,12 @@ impl TextModel {
         self.tokenizer.get_vocab_size(true)
     }
 
+    /// The bytes that a token adds to a text; none for special tokens and ids outside the
+    /// vocabulary.
+    pub fn text_bytes(&self, id: u32) -> &[u8] {
+        self.table.of(id)
+    }
+
     /// The bytes of a token's text, which may be part of a character; a special token's name.
     /// Empty for ids outside the vocabulary.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {

@@ -1,11 +1,13 @@
-//! What the last stage knows of each session to choose its tokens: parameters and the text so far.
+//! What the last stage knows of each session to choose its tokens: parameters, and the text so far.
 //!
-//! The text is needed by penalties only. It starts as the prompt of the `open` message, so rows
-//! that a cached prefix spares are part of it, and follows every step by the step contract:
-//! truncate to `start_pos`, then append. A higher epoch brings its own prompt and starts anew.
+//! The text is needed by penalties and constraints only. It starts as the prompt of the `open`
+//! message, so rows that a cached prefix spares are part of it, and follows every step by the step
+//! contract: truncate to `start_pos`, then append. A higher epoch brings its own prompt and starts
+//! anew.
 
 use std::collections::HashMap;
 
+use stagebus_draft::constraint::Guide;
 use stagebus_draft::sampling::{History, Sampler, SamplingError};
 use stagebus_engine::backend::SessionKey;
 use stagebus_schemas::messages::control::{HeadMode, Open};
@@ -27,6 +29,8 @@ struct SessionHead {
     mode: HeadMode,
     /// Absent where no parameter looks at it.
     history: Option<History>,
+    /// With a constraint: the last choice that counts, and its position.
+    chosen: Option<(u32, u32)>,
 }
 
 /// What leaves for the wanted rows of a step.
@@ -55,21 +59,25 @@ pub(crate) enum HeadError {
     /// The request's bias leaves no token.
     #[error("logit_bias leaves no token to choose")]
     AllForbidden(#[source] SamplingError),
+    /// The request's constraint leaves no token, or cannot be followed.
+    #[error("the constraint leaves no token to choose: {0}")]
+    Constraint(#[source] SamplingError),
     /// The logits leave no token.
     #[error("no token can be chosen")]
     Logits(#[source] SamplingError),
 }
 
 impl Heads {
-    /// Takes the parameters of a session in, at its first open and at every higher epoch.
-    pub(crate) fn open(&mut self, session: SessionKey, open: &Open) {
+    /// Takes the parameters of a session in, at its first open and at every higher epoch; `guide` is
+    /// its compiled constraint.
+    pub(crate) fn open(&mut self, session: SessionKey, open: &Open, guide: Option<Guide>) {
         let history = open.sampling.needs_history().then(|| {
-            let mut history = History::new(open.prompt_len as usize);
+            let mut history = History::new(open.prompt_len as usize).with_guide(guide);
             open.prompt.iter().for_each(|token| history.push(*token));
             history
         });
         let (sampling, mode) = (open.sampling.clone(), open.head);
-        self.sessions.insert(session, SessionHead { sampling, mode, history });
+        self.sessions.insert(session, SessionHead { sampling, mode, history, chosen: None });
     }
 
     /// Forgets a session.
@@ -78,6 +86,9 @@ impl Heads {
     }
 
     /// Follows a step that ran, and chooses the tokens after its wanted rows.
+    ///
+    /// With a constraint, rows behind a drafted token that is not the one chosen get any token, which
+    /// nobody reads: what would fit there is costly to tell, and may be nothing.
     ///
     /// **Shape**: `logits` is `[n_wanted, vocab_size]`, row-major.
     ///
@@ -94,7 +105,8 @@ impl Heads {
         if head.mode == HeadMode::Full {
             return Ok(Chosen::AllLogits);
         }
-        let SessionHead { sampling, history, .. } = head;
+        let mut counts = head.sampling.constraint.is_none() || head.counts(step);
+        let SessionHead { sampling, history, chosen, .. } = head;
         if let Some(history) = history {
             let (len, start_pos) = (history.len(), step.start_pos as usize);
             if len < start_pos {
@@ -102,7 +114,7 @@ impl Heads {
             }
             history.truncate(start_pos);
         }
-        let nothing = History::default();
+        let mut nothing = History::default();
         let mut n_followed = 0;
         let mut rows = Vec::with_capacity(step.wanted.len());
         for (row, logits) in step.wanted.iter().zip(logits.chunks_exact(vocab_size)) {
@@ -112,11 +124,19 @@ impl Heads {
             }
             n_followed = end;
             let pos = step.start_pos + row;
-            let before = history.as_ref().unwrap_or(&nothing);
+            if !counts {
+                rows.push(HeadRow { pos, token: 0, logprob: None, top: Vec::new() });
+                continue;
+            }
+            let before = history.as_mut().unwrap_or(&mut nothing);
             let choice = self
                 .sampler
                 .choose(logits, pos + 1, sampling, before)
                 .map_err(|error| no_token(sampling, error))?;
+            if sampling.constraint.is_some() {
+                *chosen = Some((pos + 1, choice.token));
+                counts = step.tokens.get(end).is_none_or(|next| *next == choice.token);
+            }
             rows.push(HeadRow {
                 pos,
                 token: choice.token,
@@ -131,8 +151,19 @@ impl Heads {
     }
 }
 
+impl SessionHead {
+    /// Whether a step goes on with the last choice that counts, or begins before it.
+    fn counts(&self, step: &Step) -> bool {
+        self.chosen.is_none_or(|(pos, token)| {
+            step.start_pos < pos || (step.start_pos == pos && step.tokens.first() == Some(&token))
+        })
+    }
+}
+
 fn no_token(sampling: &Sampling, error: SamplingError) -> HeadError {
-    if sampling.logit_bias.is_empty() {
+    if sampling.constraint.is_some() {
+        HeadError::Constraint(error)
+    } else if sampling.logit_bias.is_empty() {
         HeadError::Logits(error)
     } else {
         HeadError::AllForbidden(error)

@@ -31,6 +31,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use stagebus_bus::PublishError;
+use stagebus_draft::constraint::Guide;
 use stagebus_engine::backend::Backend;
 use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, SessionId};
@@ -47,8 +48,9 @@ use thread::Thread;
 /// A request to the inference thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Opens a session or lets it go on at a higher epoch; steps that wait are dropped.
-    Open(Box<Open>),
+    /// Opens a session, with its compiled constraint, or lets it go on at a higher epoch; steps that
+    /// wait are dropped.
+    Open(Box<Open>, Option<Guide>),
     /// Ends a session; steps that wait are dropped.
     Close { session: SessionId },
     /// Runs the steps of one message when their turn comes.
@@ -59,7 +61,7 @@ impl Command {
     fn n_steps(&self) -> u32 {
         match self {
             Self::Run(jobs) => u32_of(jobs.len()),
-            Self::Open(_) | Self::Close { .. } => 0,
+            Self::Open(..) | Self::Close { .. } => 0,
         }
     }
 }

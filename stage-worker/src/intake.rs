@@ -1,12 +1,16 @@
 //! Everything that a worker waits for, as one stream of actions.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stagebus_bus::{
     BulkDelivery, BulkLosses, BulkReceiver, Bus, BusEvent, BusEvents, Delivery, SubscribeError,
     Subscription,
 };
+use stagebus_draft::constraint::{Constraint, Grammars};
+use stagebus_schemas::messages::control::Open;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
@@ -37,6 +41,9 @@ pub(crate) struct Intake {
     lost: Subscription,
     coordinators: Subscription,
     inference: mpsc::Receiver<InferenceEvent>,
+    grammars: Arc<Grammars>,
+    /// Constraints that are being compiled, each on a blocking thread: as many as sessions open.
+    compiling: JoinSet<Action>,
     connection: BusEvents,
     ticks: Interval,
     drain: CancellationToken,
@@ -52,7 +59,7 @@ impl Intake {
     pub(crate) async fn subscribe(
         bus: &Bus,
         stage: &Stage,
-        (inference, bulk): (mpsc::Receiver<InferenceEvent>, BulkEnds),
+        (inference, bulk, grammars): (mpsc::Receiver<InferenceEvent>, BulkEnds, Grammars),
         announce_interval: Duration,
         shutdown: &Shutdown,
     ) -> Result<Self, SubscribeError> {
@@ -70,6 +77,8 @@ impl Intake {
             lost: bus.subscribe(&subjects.lost_any()).await?,
             coordinators: bus.subscribe(&subjects.coordinator_all()).await?,
             inference,
+            grammars: Arc::new(grammars),
+            compiling: JoinSet::new(),
             ticks,
             drain: shutdown.drain.clone(),
             stop: shutdown.stop.clone(),
@@ -106,6 +115,11 @@ impl Intake {
             event = self.inference.recv() => {
                 event.map(Action::Inference).ok_or(WorkerError::InferenceEnded)
             }
+            Some(compiled) = self.compiling.join_next() => Ok(compiled.unwrap_or_else(|error| {
+                // The coordinator hears nothing of this open, and asks again.
+                tracing::error!(%error, "the compilation of a constraint has panicked");
+                Action::Nothing
+            })),
             _ = self.ticks.tick() => Ok(Action::Tick),
             event = self.connection.next() => connection(event),
             event = self.bulk.connection.next() => match event {
@@ -119,6 +133,15 @@ impl Intake {
             }
             () = self.stop.cancelled() => Ok(Action::Stop),
         }
+    }
+
+    /// Compiles the constraint of a session that opens.
+    pub(crate) fn compile(&mut self, open: Box<Open>, constraint: Arc<Constraint>) {
+        let grammars = Arc::clone(&self.grammars);
+        self.compiling.spawn_blocking(move || {
+            let guide = grammars.compile(&constraint);
+            Action::Compiled { open, guide }
+        });
     }
 
     /// Stops listening and waits for the end of the inference thread.

@@ -12,6 +12,8 @@ mod config;
 mod error;
 #[cfg(test)]
 mod gated_backend;
+#[cfg(test)]
+mod guide_fixture;
 mod heads;
 mod inference;
 mod intake;

@@ -77,6 +77,7 @@ fn stage(manifest: &Manifest, index: u16, settings: &WorkerSettings) -> Result<S
         end_layer: crate::results::u32_of(entry.end_layer),
         hidden_dim: manifest.dims.hidden_dim,
         vocab_size: manifest.dims.vocab_size,
+        eos_ids: manifest.eos_ids.clone(),
         context_length: manifest.dims.context_length,
     })
 }

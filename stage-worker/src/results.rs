@@ -408,7 +408,7 @@ pub(crate) fn result_error(stage: &Stage, error: &ResultError) -> ErrorReply {
             let class = match error {
                 HeadError::UnknownSession => ErrorClass::UnknownSession,
                 HeadError::Gap { .. } => ErrorClass::StepGap,
-                HeadError::AllForbidden(_) => ErrorClass::InvalidRequest,
+                HeadError::AllForbidden(_) | HeadError::Constraint(_) => ErrorClass::InvalidRequest,
                 HeadError::Logits(_) => ErrorClass::Internal,
             };
             ErrorReply::new(class, format!("stage {}: {error}", stage.index))

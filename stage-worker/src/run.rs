@@ -7,8 +7,8 @@
 //! signals, timer ─────▶└──────────────────┘                 └─ commands ─▶ thread "inference" ─▶ broker
 //! ```
 //! The owner runs where [`run()`] is awaited. Large results travel over a second connection
-//! ([`Connections`]) in parts, which two tasks take apart and put together; the owner's [`Intake`]
-//! holds both, and they end with it. The inference thread ends when the owner drops its command
+//! ([`Connections`]) in parts, which two tasks take apart and put together; constraints are compiled
+//! on blocking threads. The owner's [`Intake`] holds all of them, and they end with it. The inference thread ends when the owner drops its command
 //! sender; the owner then waits for the thread's event channel to close and only then joins it.
 //! Order of the end: announce leaving, stop listening, let the micro-batch finish, close the
 //! connections. One deadline spans all of it.
@@ -21,6 +21,7 @@ use serde::Serialize;
 use stagebus_bus::{
     Bulk, BulkReceiver, BulkSender, Bus, BusEvent, BusEvents, BusOptions, PublishError, Role,
 };
+use stagebus_draft::constraint::Grammars;
 use stagebus_engine::backend::Backend;
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
 use stagebus_telemetry::{WorkerMetrics, mirror};
@@ -145,7 +146,8 @@ pub(crate) async fn serve(
             .map_err(|source| WorkerError::Thread { name: "inference", source })?;
     let mut worker = Worker::new(Arc::clone(&stage), limits, inference, metrics.clone());
     let interval = settings.announce_interval();
-    let sources = (inference_events, bulk_ends);
+    let grammars = Grammars::of_shards(settings.shards.clone(), stage.vocab_size, &stage.eos_ids);
+    let sources = (inference_events, bulk_ends, grammars);
     let mut intake = Intake::subscribe(bus, &stage, sources, interval, shutdown).await?;
     seen_by_broker(bus, events).await?;
     seen_by_broker(bulk, bulk_events).await?;
@@ -230,6 +232,9 @@ async fn drive(
             metrics.received.inc_by(incoming.payload.len() as u64);
         }
         worker.apply(action, Instant::now())?;
+        for (open, constraint) in worker.take_uncompiled() {
+            intake.compile(open, constraint);
+        }
         if is_tick && !bus.is_connected() {
             // An announcement that waits for the broker is out of date when it leaves.
             worker.take_outbox();

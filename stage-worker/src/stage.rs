@@ -26,6 +26,8 @@ pub(crate) struct Stage {
     pub hidden_dim: usize,
     /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
+    /// Tokens that end a text.
+    pub eos_ids: Vec<u32>,
     /// Most positions of a session.
     pub context_length: usize,
 }

@@ -27,6 +27,7 @@ pub(crate) fn stage(index: u16, n_stages: u16) -> Arc<Stage> {
         end_layer: u32::from(index) * 3 + 3,
         hidden_dim: HIDDEN_DIM,
         vocab_size: 50,
+        eos_ids: vec![],
         context_length: 64,
     })
 }

@@ -5,6 +5,7 @@
 //! the inference thread. States: ready → draining → leaving, never back; see
 //! [`Worker::move_on`].
 
+mod opening;
 mod outlook;
 
 use std::collections::HashMap;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use stagebus_bus::BusEvent;
+use stagebus_draft::constraint::{Constraint, ConstraintError, Guide};
 use stagebus_schemas::codec::{self, CodecError, Message};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{Epoch, SessionId, WorkerId};
@@ -28,7 +30,7 @@ use stagebus_telemetry::WorkerMetrics;
 use crate::inference::{Command, CommandError, Inference, InferenceEvent};
 use crate::results::{self, Job, Outgoing, u32_of};
 use crate::rows::{check_message, check_step};
-use crate::sessions::{Admission, RETRY_AFTER_MS, Route, Sessions};
+use crate::sessions::{Admission, Route, Sessions};
 use crate::stage::Stage;
 
 /// Shortest and longest time after which a step refused for a full queue is worth another try.
@@ -53,6 +55,8 @@ pub(crate) enum Action {
     Nothing,
     /// A coordinator announced itself.
     Coordinator(CoordinatorAnnouncement),
+    /// The constraint of a session that opens is compiled, or cannot be.
+    Compiled { open: Box<Open>, guide: Result<Guide, ConstraintError> },
     /// News from the inference thread.
     Inference(InferenceEvent),
     /// News from the broker connection.
@@ -121,6 +125,8 @@ pub(crate) struct Worker {
     inference: Inference,
     /// Opens that the inference thread has not answered, with their reply subjects.
     opening: HashMap<(SessionId, Epoch), Vec<Option<String>>>,
+    /// Opens whose constraints are to be compiled.
+    uncompiled: Vec<(Box<Open>, Arc<Constraint>)>,
     state: WorkerState,
     drain_until: Option<Instant>,
     /// Times that messages may have been lost.
@@ -143,6 +149,7 @@ impl Worker {
             limits,
             inference,
             opening: HashMap::new(),
+            uncompiled: Vec::new(),
             state: WorkerState::Ready,
             drain_until: None,
             losses: 0,
@@ -167,6 +174,11 @@ impl Worker {
         std::mem::take(&mut self.outbox)
     }
 
+    /// Takes the opens whose constraints are to be compiled, which takes too long here.
+    pub(crate) fn take_uncompiled(&mut self) -> Vec<(Box<Open>, Arc<Constraint>)> {
+        std::mem::take(&mut self.uncompiled)
+    }
+
     /// Gives up the inference thread, which then ends.
     pub(crate) fn into_inference(self) -> Inference {
         self.inference
@@ -183,6 +195,7 @@ impl Worker {
             Action::Probe => self.announce(),
             Action::Lost { told: true, .. } => {}
             Action::Lost { subject, told: false } => self.on_lost(subject),
+            Action::Compiled { open, guide } => self.on_compiled(open, guide)?,
             Action::Inference(event) => self.on_inference(event),
             Action::Connection(event) => self.on_connection(event),
             Action::Nothing => {}
@@ -327,36 +340,6 @@ impl Worker {
         };
         self.answer(incoming.reply, outcome);
         Ok(())
-    }
-
-    /// Opens a session; the answer follows when the inference thread has done its part.
-    fn open(
-        &mut self,
-        open: Open,
-        reply: &Option<String>,
-        now: Instant,
-    ) -> Result<Result<(), ErrorReply>, CommandError> {
-        let n_opening: usize = self.opening.values().map(Vec::len).sum();
-        if n_opening >= self.limits.max_sessions {
-            return Ok(Err(ErrorReply {
-                class: ErrorClass::Overloaded,
-                message: format!("{n_opening} opens wait at stage {}", self.stage.index),
-                retry_after_ms: Some(RETRY_AFTER_MS),
-            }));
-        }
-        let accepting = self.state == WorkerState::Ready;
-        let opening = match self.sessions.open(&open, accepting, now) {
-            Ok(opening) => opening,
-            Err(error) => return Ok(Err(error)),
-        };
-        tracing::info!(
-            session_id = %open.session, stage_index = %self.stage.index, epoch = %open.epoch,
-            ?opening, "session opens"
-        );
-        let (session, epoch) = (open.session, open.epoch);
-        self.inference.send(Command::Open(Box::new(open)))?;
-        self.opening.entry((session, epoch)).or_default().push(reply.clone());
-        Ok(Ok(()))
     }
 
     fn close(&mut self, close: &Close) -> Result<ControlOutcome, CommandError> {

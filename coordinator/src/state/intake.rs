@@ -12,7 +12,7 @@ use stagebus_schemas::messages::public::{
 use stagebus_telemetry::Outcome;
 
 use super::State;
-use crate::action::{Effect, Incoming};
+use crate::action::{Effect, Encoded, Incoming};
 use crate::client::Client;
 use crate::jobs::JobStart;
 use crate::session::{Order, Session, SessionState};
@@ -43,16 +43,17 @@ impl State {
         }
     }
 
-    /// Takes the token ids of a prompt; they may have come from the request itself.
+    /// Takes the token ids of a prompt, which may have come from the request itself, and its compiled
+    /// constraint.
     pub(super) fn on_encoded(
         &mut self,
         id: SessionId,
-        tokens: Result<Vec<u32>, ErrorReply>,
+        outcome: Result<Encoded, ErrorReply>,
         now: Instant,
     ) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let tokens = match tokens {
-            Ok(tokens) => tokens,
+        let Encoded { tokens, guide } = match outcome {
+            Ok(encoded) => encoded,
             Err(error) => return self.fail(id, error, now),
         };
         if let Err(error) = check_prompt(&tokens, &self.model.limits) {
@@ -62,6 +63,7 @@ impl State {
         let room = self.model.limits.context_len.saturating_sub(prompt_len);
         session.max_tokens = session.max_tokens.min(room);
         session.prompt = tokens;
+        session.guide = guide;
         if let Some(reason) = session.known_end() {
             return self.finish(id, reason, now);
         }
@@ -103,6 +105,7 @@ impl State {
             windows: request.draft_windows,
             alternatives: request.draft_alternatives,
         };
+        let constraint = request.sampling.constraint.clone();
         let order = Order {
             request: request.request_id.unwrap_or_else(RequestId::random),
             client,
@@ -122,8 +125,10 @@ impl State {
         let id = session.id;
         self.sessions.insert(id, session);
         match request.input {
-            PromptInput::Tokens(tokens) => self.on_encoded(id, Ok(tokens), now),
-            input => self.effects.push(Effect::Encode { session: id, input }),
+            PromptInput::Tokens(tokens) if constraint.is_none() => {
+                self.on_encoded(id, Ok(Encoded { tokens, guide: None }), now);
+            }
+            input => self.effects.push(Effect::Encode { session: id, input, constraint }),
         }
     }
 }

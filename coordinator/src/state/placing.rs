@@ -296,8 +296,8 @@ impl State {
         }
         if session.drafter.is_none() && session.speculation.may_draft() {
             session.drafter = Some(DrafterView::default());
-            let prompt = session.prompt.clone();
-            self.effects.push(Effect::Draft(DraftCommand::Open(id, prompt)));
+            let (prompt, guide) = (session.prompt.clone(), session.guide.clone());
+            self.effects.push(Effect::Draft(DraftCommand::Open(id, prompt, guide)));
         }
         self.fill(id, now);
     }

@@ -206,16 +206,19 @@ impl State {
 
     /// Chooses the tokens of a step that came as logits.
     fn chosen_here(&mut self, step: &HeadStep) -> Result<Option<HeadStep>, Fault> {
-        let (Some(logits), Some(session)) = (&step.logits, self.sessions.get(&step.session)) else {
-            return Ok(None);
-        };
+        let Some(logits) = &step.logits else { return Ok(None) };
+        let Some(session) = self.sessions.get_mut(&step.session) else { return Ok(None) };
+        let guide = session.guide.take();
+        let mut history = full_head::history(session, guide);
         let running = session.running();
-        let Some(rows) = running.and_then(|running| running.expected(step.epoch, step.step)) else {
-            return Ok(None);
-        };
-        let vocab_size = self.model.limits.vocab_size;
-        let rows = full_head::choose(&mut self.sampler, session, rows, logits, vocab_size)?;
-        Ok(Some(HeadStep { rows, logits: None, ..step.clone() }))
+        let expected = running.and_then(|running| running.expected(step.epoch, step.step));
+        let (sampler, vocab_size) = (&mut self.sampler, self.model.limits.vocab_size);
+        let chosen = expected.map(|rows| {
+            full_head::choose(sampler, session, &mut history, rows, logits, vocab_size)
+        });
+        session.guide = history.into_guide();
+        let of = |rows| HeadStep { rows, logits: None, ..step.clone() };
+        chosen.transpose().map(|rows| rows.map(of))
     }
 
     fn on_answer(&mut self, step: &HeadStep, worker: &WorkerId, now: Instant) {

@@ -30,7 +30,7 @@ use stagebus_telemetry::CoordinatorMetrics;
 
 use super::checks::CHECK_PATIENCE;
 use super::{Model, Name, State, StepLimits};
-use crate::action::{Action, CheckAnswer, Effect, Incoming, OpenAnswer, OpenFailure};
+use crate::action::{Action, CheckAnswer, Effect, Encoded, Incoming, OpenAnswer, OpenFailure};
 use crate::client::Client;
 use crate::config::CoordinatorSettings;
 use crate::fleet_view::ShardSetIdentity;
@@ -622,10 +622,11 @@ fn bad_requests_are_refused_with_the_reason() {
 #[test]
 fn text_without_tokens_and_tokenizer_failures_are_refused() {
     let mut bench = Bench::new();
-    for tokens in [Ok(Vec::new()), Err(ErrorReply::new(ErrorClass::InvalidRequest, "no"))] {
+    let empty = Encoded { tokens: Vec::new(), guide: None };
+    for outcome in [Ok(empty), Err(ErrorReply::new(ErrorClass::InvalidRequest, "no"))] {
         bench.request(r#"{"prompt":"a"}"#);
         let Some(Effect::Encode { session, .. }) = bench.effects.pop() else { panic!() };
-        bench.act(Action::Encoded { session, tokens });
+        bench.act(Action::Encoded { session, outcome });
         assert_eq!(bench.error().0, ErrorClass::InvalidRequest);
     }
 }

@@ -6,6 +6,7 @@
 mod shard_set;
 
 mod cloud_events;
+mod constrained;
 mod fake_stage;
 mod harness;
 mod jobs;

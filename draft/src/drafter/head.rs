@@ -96,14 +96,14 @@ impl DraftHead {
 }
 
 /// A logits row and what a token is chosen by.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct HeadRow<'a> {
     /// **Shape**: `[n_rows]` of the head.
     pub(super) logits: &'a [f32],
     /// Position of the token to choose.
     pub(super) position: u32,
     pub(super) params: &'a SamplingParams,
-    pub(super) history: &'a History,
+    pub(super) history: &'a mut History,
 }
 
 #[cfg(test)]
@@ -138,9 +138,9 @@ mod tests {
                         top_logprobs: Some(2),
                         ..SamplingParams::default()
                     };
-                    let want = sampler.choose(&whole, position, &params, &history).unwrap();
+                    let want = sampler.choose(&whole, position, &params, &mut history).unwrap();
                     let row =
-                        HeadRow { logits: &cut, position, params: &params, history: &history };
+                        HeadRow { logits: &cut, position, params: &params, history: &mut history };
                     let got = head.choose(&mut sampler, row, &mut Vec::new()).unwrap();
                     assert_eq!(got, want, "{params:?} at {position}");
                 }

@@ -3,6 +3,7 @@
 use stagebus_engine::SessionKey;
 
 use super::{Doubt, DraftError, DraftRequest, Drafter, NgramDrafter};
+use crate::constraint::Guide;
 
 /// Shortest match, in tokens, that is trusted more than the model.
 ///
@@ -29,6 +30,11 @@ impl<D: Drafter> Drafter for HybridDrafter<D> {
     fn open(&mut self, session: SessionKey, prompt: &[u32]) {
         self.ngram.open(session, prompt);
         self.model.open(session, prompt);
+    }
+
+    fn guide(&mut self, session: SessionKey, guide: Guide) {
+        self.ngram.guide(session, guide.clone());
+        self.model.guide(session, guide);
     }
 
     fn accept(&mut self, session: SessionKey, tokens: &[u32]) {

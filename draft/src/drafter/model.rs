@@ -14,6 +14,7 @@ use stagebus_engine::{Backend, OpenError, RowPath, SessionKey, StageOutput, Step
 
 use super::head::{DraftHead, HeadRow};
 use super::{Doubt, DraftError, DraftRequest, Drafter};
+use crate::constraint::Guide;
 use crate::sampling::{Choice, History, Sampler, SamplingParams};
 
 /// Most rows of one step while a text is taken in.
@@ -43,6 +44,8 @@ struct Session {
     prompt_len: usize,
     /// Follows `tokens` once a request needs it, and `ahead` during a call.
     history: Option<History>,
+    /// The request's constraint, until the history has it.
+    guide: Option<Guide>,
     place: Place,
     /// Tokens that were assumed or drafted after `tokens`.
     ahead: VecDeque<u32>,
@@ -58,6 +61,7 @@ impl Session {
             tokens: prompt.to_vec(),
             prompt_len: prompt.len(),
             history: None,
+            guide: None,
             place: Place::Outside,
             ahead: VecDeque::new(),
             cached: 0,
@@ -85,7 +89,7 @@ impl Session {
 
     fn need_history(&mut self) {
         if self.history.is_none() {
-            let mut history = History::new(self.prompt_len);
+            let mut history = History::new(self.prompt_len).with_guide(self.guide.take());
             self.tokens.iter().for_each(|token| history.push(*token));
             self.history = Some(history);
         }
@@ -323,11 +327,11 @@ impl ModelDrafter {
 fn choose(
     run: &mut Run<'_>,
     session: &mut Session,
-    choose: impl FnOnce(u32, &SamplingParams, &History) -> Option<Choice>,
+    choose: impl FnOnce(u32, &SamplingParams, &mut History) -> Option<Choice>,
 ) {
     let position = session.len() as u32;
-    let empty = History::default();
-    let history = session.history.as_ref().unwrap_or(&empty);
+    let mut empty = History::default();
+    let history = session.history.as_mut().unwrap_or(&mut empty);
     // A row that rules out every token ends the draft; the target will report its own.
     let Some(choice) = choose(position, run.params, history) else {
         run.is_over = true;
@@ -356,6 +360,12 @@ impl Drafter for ModelDrafter {
     fn open(&mut self, session: SessionKey, prompt: &[u32]) {
         self.close(session);
         self.sessions.insert(session, Session::new(prompt));
+    }
+
+    fn guide(&mut self, session: SessionKey, guide: Guide) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.guide = Some(guide);
+        }
     }
 
     fn accept(&mut self, session: SessionKey, tokens: &[u32]) {

@@ -1,16 +1,20 @@
-//! Proposes what followed the longest suffix of the text that stood before.
+//! Proposes what followed the longest suffix of the text that stood before, as far as it fits what the
+//! output must be.
 
 use std::collections::HashMap;
 
 use stagebus_engine::SessionKey;
 
 use super::{DraftError, DraftRequest, Drafter};
+use crate::constraint::Guide;
 use crate::ngram::NgramIndex;
 
 /// Prompt look-up for any number of sessions. Costs no inference.
 #[derive(Debug)]
 pub struct NgramDrafter {
     sessions: HashMap<SessionKey, NgramIndex>,
+    /// What the outputs of some sessions must be, with the lengths of their prompts.
+    guides: HashMap<SessionKey, (Guide, usize)>,
     min_match: usize,
 }
 
@@ -18,7 +22,7 @@ impl NgramDrafter {
     /// Proposes only after a match of at least `min_match` tokens.
     #[must_use]
     pub fn new(min_match: usize) -> Self {
-        Self { sessions: HashMap::new(), min_match }
+        Self { sessions: HashMap::new(), guides: HashMap::new(), min_match }
     }
 
     /// At most `n` tokens for one session after its text and what is assumed; none without a match.
@@ -30,13 +34,35 @@ impl NgramDrafter {
         let period = index.tokens().get(found.end..).unwrap_or_default().iter().chain(assumed);
         period.copied().cycle().take(n).collect()
     }
+
+    /// Cuts a proposal off where it does not fit any more. One that cannot be judged is none.
+    fn cut(&mut self, session: SessionKey, assumed: &[u32], proposal: &mut Vec<u32>) {
+        let (Some(index), Some((guide, prompt_len))) =
+            (self.sessions.get(&session), self.guides.get_mut(&session))
+        else {
+            return;
+        };
+        if proposal.is_empty() {
+            return;
+        }
+        let output = index.tokens().get(*prompt_len..).unwrap_or_default();
+        let n_fitting = guide.n_fitting(&[output, assumed].concat(), proposal);
+        proposal.truncate(n_fitting.unwrap_or(0));
+    }
 }
 
 impl Drafter for NgramDrafter {
     fn open(&mut self, session: SessionKey, prompt: &[u32]) {
+        self.close(session);
         let mut index = NgramIndex::default();
         prompt.iter().for_each(|token| index.push(*token));
         self.sessions.insert(session, index);
+    }
+
+    fn guide(&mut self, session: SessionKey, guide: Guide) {
+        if let Some(index) = self.sessions.get(&session) {
+            self.guides.insert(session, (guide, index.tokens().len()));
+        }
     }
 
     fn accept(&mut self, session: SessionKey, tokens: &[u32]) {
@@ -46,13 +72,18 @@ impl Drafter for NgramDrafter {
     }
 
     fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>, DraftError> {
-        let propose =
-            |request: &DraftRequest<'_>| self.propose(request.session, request.assumed, request.n);
+        let propose = |request: &DraftRequest<'_>| {
+            let DraftRequest { session, assumed, n, .. } = *request;
+            let mut proposal = self.propose(session, assumed, n);
+            self.cut(session, assumed, &mut proposal);
+            proposal
+        };
         Ok(requests.iter().map(propose).collect())
     }
 
     fn close(&mut self, session: SessionKey) {
         self.sessions.remove(&session);
+        self.guides.remove(&session);
     }
 }
 

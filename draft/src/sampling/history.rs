@@ -1,15 +1,18 @@
-//! The tokens before a row, as far as penalties look at them.
+//! The tokens before a row, as far as penalties and constraints look at them.
 
 use std::collections::HashMap;
 
 use super::SamplingParams;
+use crate::constraint::{Guide, GuideError, TokenSet};
 
-/// Counts of the tokens before a row, kept up to date by appending and truncating.
+/// The tokens before a row with their counts, kept up to date by appending and truncating.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     tokens: Vec<u32>,
     prompt_len: usize,
     counts: HashMap<u32, Counts>,
+    /// What the output must be.
+    guide: Option<Guide>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -23,6 +26,18 @@ impl History {
     #[must_use]
     pub fn new(prompt_len: usize) -> Self {
         Self { prompt_len, ..Self::default() }
+    }
+
+    /// Lets a constraint look at the output.
+    #[must_use]
+    pub fn with_guide(self, guide: Option<Guide>) -> Self {
+        Self { guide, ..self }
+    }
+
+    /// Gives the constraint back.
+    #[must_use]
+    pub fn into_guide(self) -> Option<Guide> {
+        self.guide
     }
 
     /// Number of tokens.
@@ -64,6 +79,24 @@ impl History {
                 }
             }
         }
+    }
+
+    /// Whether a constraint looks at the output.
+    pub(super) fn is_guided(&self) -> bool {
+        self.guide.is_some()
+    }
+
+    /// Whether the constraint lets a token come next.
+    pub(super) fn fits(&mut self, token: u32) -> Result<bool, GuideError> {
+        let output = self.tokens.get(self.prompt_len..).unwrap_or_default();
+        self.guide.as_mut().map_or(Ok(true), |guide| guide.fits(output, token))
+    }
+
+    /// The tokens that the constraint lets come next; nothing if there is none, or the output does
+    /// not fit it anyway.
+    pub(super) fn next_tokens(&mut self) -> Result<Option<TokenSet>, GuideError> {
+        let Some(guide) = &mut self.guide else { return Ok(None) };
+        guide.next_tokens(self.tokens.get(self.prompt_len..).unwrap_or_default())
     }
 
     /// Applies the penalties to a row.

@@ -55,7 +55,7 @@ fn check_distribution(params: &SamplingParams) {
     let mut counts = vec![0_u32; row.len()];
     let mut sampler = Sampler::default();
     for position in 0..n {
-        let choice = sampler.choose(&row, position, params, &History::default()).unwrap();
+        let choice = sampler.choose(&row, position, params, &mut History::default()).unwrap();
         counts[choice.token as usize] += 1;
     }
     let (mut g, mut cells) = (0.0, 0.0);
@@ -106,7 +106,7 @@ fn greedy_edges_take_the_first_largest_logit() {
     let row = row();
     let first = row.iter().position(|l| *l == row[16]).unwrap() as u32;
     for params in [params(0.0, 9), params(1e-6, 9), SamplingParams { top_k: 1, ..params(1.0, 9) }] {
-        let choice = Sampler::default().choose(&row, 5, &params, &History::default()).unwrap();
+        let choice = Sampler::default().choose(&row, 5, &params, &mut History::default()).unwrap();
         assert_eq!(choice.token, first, "{params:?}");
     }
 }
@@ -118,7 +118,7 @@ fn a_bias_that_forbids_every_token_is_an_error() {
     for temperature in [0.0, 1.0] {
         let logit_bias = (0..row.len() as u32).map(bias).collect();
         let params = SamplingParams { logit_bias, ..params(temperature, 1) };
-        let result = Sampler::default().choose(&row, 3, &params, &History::default());
+        let result = Sampler::default().choose(&row, 3, &params, &mut History::default());
         assert_eq!(result, Err(SamplingError::NothingLeft { position: 3, n_logits: 50 }));
     }
 }
@@ -127,7 +127,7 @@ fn a_bias_that_forbids_every_token_is_an_error() {
 fn logprobs_are_those_of_the_model() {
     let row = row();
     let params = SamplingParams { top_logprobs: Some(4), top_k: 3, ..params(0.7, 2) };
-    let choice = Sampler::default().choose(&row, 0, &params, &History::default()).unwrap();
+    let choice = Sampler::default().choose(&row, 0, &params, &mut History::default()).unwrap();
     let raw = expected(&row, &SamplingParams { temperature: 1.0, ..SamplingParams::default() });
     let want = raw[choice.token as usize].ln() as f32;
     assert!((choice.logprob.unwrap() - want).abs() < 1e-5);
@@ -147,15 +147,15 @@ fn penalties_count_prompt_and_output_apart() {
     let presence = SamplingParams { presence_penalty: 0.6, ..base.clone() };
     let frequency = SamplingParams { frequency_penalty: 0.3, ..base.clone() };
     let repetition = SamplingParams { repetition_penalty: 3.0, ..base };
-    let token = |params: &SamplingParams, history: &History| {
+    let token = |params: &SamplingParams, history: &mut History| {
         Sampler::default().choose(&row, 0, params, history).unwrap().token
     };
-    assert_eq!(token(&presence, &history), 0, "a prompt token is not penalised by presence");
-    assert_eq!(token(&frequency, &history), 0);
-    assert_eq!(token(&repetition, &history), 2, "a prompt token is penalised by repetition");
+    assert_eq!(token(&presence, &mut history), 0, "a prompt token is not penalised by presence");
+    assert_eq!(token(&frequency, &mut history), 0);
+    assert_eq!(token(&repetition, &mut history), 2, "a prompt token is penalised by repetition");
     history.truncate(1);
     history.truncate(0);
-    assert_eq!(token(&repetition, &history), 0, "a truncated history penalises nothing");
+    assert_eq!(token(&repetition, &mut history), 0, "a truncated history penalises nothing");
 }
 
 proptest! {
@@ -168,7 +168,7 @@ proptest! {
     ) {
         let params = params(temperature, seed);
         let choice = Sampler::default()
-            .choose(&logits, position, &params, &History::default())
+            .choose(&logits, position, &params, &mut History::default())
             .unwrap();
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let scale = temperature.recip();
@@ -191,7 +191,7 @@ proptest! {
         let params = SamplingParams { top_k, min_p, ..params(temperature, seed) };
         let kept = expected(&logits, &params);
         let choice = Sampler::default()
-            .choose(&logits, position, &params, &History::default())
+            .choose(&logits, position, &params, &mut History::default())
             .unwrap();
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let scale = temperature.recip();

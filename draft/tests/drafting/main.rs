@@ -61,7 +61,7 @@ fn head_token(text: &[u32], prompt_len: usize, params: &SamplingParams) -> u32 {
     let mut chosen = None;
     backend.run(&[rows], &mut |done| {
         if let Ok(StageOutput::Logits(row)) = done.output {
-            let choice = Sampler::default().choose(row, text.len() as u32, params, &history);
+            let choice = Sampler::default().choose(row, text.len() as u32, params, &mut history);
             chosen = choice.ok().map(|choice| choice.token);
         }
     });

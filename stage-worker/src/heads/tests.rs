@@ -1,5 +1,7 @@
 //! Tokens of hand-made rows: what a session's text and parameters do to them.
 
+mod constrained;
+
 use stagebus_schemas::ids::{CoordinatorId, Epoch, SessionId, StepNumber};
 use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::forward::Phase;
@@ -61,7 +63,7 @@ fn penalties_follow_prompt_steps_and_rewinds() {
     let sampling = Sampling { presence_penalty: 0.5, ..Sampling::default() };
     let mut heads = Heads::default();
     // Position 2 was generated before a recovery, so it counts as output.
-    heads.open(KEY, &open(&[0, 0, 1], 2, sampling));
+    heads.open(KEY, &open(&[0, 0, 1], 2, sampling), None);
     let rows = choose(&mut heads, 2, &[1], &logits).expect("a token");
     assert_eq!((rows[0].pos, rows[0].token), (2, 0), "a prompt token is not penalised");
     // A window of drafted tokens: every row sees the rows before it.
@@ -91,9 +93,9 @@ fn windows_change_no_token() {
     };
     let text = [5, 6, 5, 30, 31, 5];
     let mut heads = Heads::default();
-    heads.open(KEY, &open(&text[..2], 2, sampling.clone()));
+    heads.open(KEY, &open(&text[..2], 2, sampling.clone()), None);
     let whole = choose(&mut heads, 1, &text[1..], &logits).expect("tokens");
-    heads.open(KEY, &open(&text[..2], 2, sampling));
+    heads.open(KEY, &open(&text[..2], 2, sampling), None);
     let mut single = Vec::new();
     for (pos, token) in (0..).zip(text).skip(1) {
         single.extend(choose(&mut heads, pos, &[token], &logits).expect("a token"));
@@ -109,12 +111,12 @@ fn without_a_token_left_the_error_says_whose_fault_it_is() {
         ..Sampling::default()
     };
     let mut heads = Heads::default();
-    heads.open(KEY, &open(&[0], 1, forbidding(3)));
+    heads.open(KEY, &open(&[0], 1, forbidding(3)), None);
     assert_eq!(tokens(&choose(&mut heads, 0, &[0], &[2.0, 1.0, 1.0, -3.0]).expect("one")), [3]);
-    heads.open(KEY, &open(&[0], 1, forbidding(4)));
+    heads.open(KEY, &open(&[0], 1, forbidding(4)), None);
     let error = choose(&mut heads, 0, &[0], &[2.0; 4]).expect_err("all are forbidden");
     assert!(matches!(error, HeadError::AllForbidden(_)), "{error}");
-    heads.open(KEY, &open(&[0], 1, Sampling::default()));
+    heads.open(KEY, &open(&[0], 1, Sampling::default()), None);
     let error = choose(&mut heads, 0, &[0], &[f32::NAN; 4]).expect_err("no number");
     assert!(matches!(error, HeadError::Logits(_)), "{error}");
 }
@@ -123,6 +125,6 @@ fn without_a_token_left_the_error_says_whose_fault_it_is() {
 fn a_full_head_chooses_nothing() {
     let mut heads = Heads::default();
     let full = Open { head: HeadMode::Full, ..open(&[0], 1, Sampling::default()) };
-    heads.open(KEY, &full);
+    heads.open(KEY, &full, None);
     assert_eq!(choose(&mut heads, 0, &[0], &[2.0; 4]).expect("logits go out"), []);
 }

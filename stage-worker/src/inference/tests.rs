@@ -112,7 +112,7 @@ impl Bench {
     }
 
     fn open_with(&mut self, open: Open) -> Result<u32, ErrorReply> {
-        self.inference.send(Command::Open(Box::new(open))).expect("room");
+        self.inference.send(Command::Open(Box::new(open), None)).expect("room");
         match self.events.blocking_recv().expect("the thread lives") {
             InferenceEvent::Opened { outcome, .. } => outcome,
             InferenceEvent::Lost { .. } => panic!("expected the answer to the open"),

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Instant;
 
 use stagebus_bus::PublishError;
+use stagebus_draft::constraint::Guide;
 use stagebus_engine::backend::{
     Backend, OpenError, RowPath, SessionKey, StepDone, StepError, StepRows,
 };
@@ -134,9 +135,9 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Open(open) => {
+            Command::Open(open, guide) => {
                 let (session, epoch) = (open.session, open.epoch);
-                let outcome = self.open(&open);
+                let outcome = self.open(&open, guide);
                 self.tell(InferenceEvent::Opened { session, epoch, outcome });
                 self.report(|_| ());
             }
@@ -176,7 +177,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
         }
     }
 
-    fn open(&mut self, open: &Open) -> Result<u32, ErrorReply> {
+    fn open(&mut self, open: &Open, guide: Option<Guide>) -> Result<u32, ErrorReply> {
         let key = key_of(open.session);
         let held = self.sessions.get(&key).copied();
         if held.is_none_or(|held| held.epoch != open.epoch) {
@@ -185,7 +186,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
         match self.open_backend(open) {
             Ok(cached_len) => {
                 if self.stage.is_last() && held.is_none_or(|held| held.epoch != open.epoch) {
-                    self.heads.open(key, open);
+                    self.heads.open(key, open, guide);
                 }
                 let is_new = held.is_none();
                 let standing = held

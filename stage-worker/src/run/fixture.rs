@@ -285,6 +285,7 @@ pub(super) fn stage(model: &TestModel, index: u16, n_stages: u16) -> Arc<Stage> 
         end_layer: 1,
         hidden_dim: model.hidden_dim,
         vocab_size: model.vocab_size,
+        eos_ids: vec![],
         context_length: model.context_length,
     })
 }

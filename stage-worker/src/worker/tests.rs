@@ -1,5 +1,6 @@
 //! The owner, fed by hand: no broker, no inference, no clock but ours.
 
+mod constrained;
 mod progress;
 
 use std::sync::mpsc::Receiver;
@@ -97,7 +98,7 @@ impl Bench {
     fn runs(&self) -> Vec<(u64, u32, Vec<f32>)> {
         let jobs = |command| match command {
             Command::Run(jobs) => jobs,
-            Command::Open(_) | Command::Close { .. } => vec![],
+            Command::Open(..) | Command::Close { .. } => vec![],
         };
         let of = |job: Job| {
             let hidden = job.hidden.unwrap_or_default();
@@ -199,7 +200,7 @@ fn an_open_is_answered_when_the_backend_has_answered() {
     bench.control(ControlAction::Open(open(1, 0)));
     assert_eq!(bench.outcomes(), vec![]);
     let commands = bench.commands();
-    let [Command::Open(passed_on)] = commands.as_slice() else {
+    let [Command::Open(passed_on, None)] = commands.as_slice() else {
         panic!("expected one open, got {commands:?}");
     };
     assert_eq!(**passed_on, open(1, 0));
@@ -517,7 +518,7 @@ fn the_news_that_nobody_hears_the_next_worker_is_passed_on_once() {
 fn ended(bench: &Bench) -> Vec<u64> {
     let session = |command| match command {
         Command::Close { session } => Some(session.as_u64()),
-        Command::Open(_) | Command::Run(_) => None,
+        Command::Open(..) | Command::Run(_) => None,
     };
     bench.commands().into_iter().filter_map(session).collect()
 }

@@ -6,6 +6,7 @@ mod bad_setup;
 mod bulk;
 mod chat;
 mod command_line;
+mod constrained;
 mod crowds;
 mod doctor;
 mod examples;

@@ -138,7 +138,7 @@ async fn draws_follow_the_softmax_of_the_models_logits() -> Result<()> {
     let mut draw = |params: &SamplingParams, seed: u64| {
         let params = SamplingParams { seed, ..params.clone() };
         Ok::<_, anyhow::Error>(
-            sampler.choose(&logits, position, &params, &History::default())?.token,
+            sampler.choose(&logits, position, &params, &mut History::default())?.token,
         )
     };
     for (what, params) in [

@@ -47,6 +47,9 @@ async fn no_text_is_logged_or_announced() -> Result<()> {
     ensure!(!answer.text.is_empty(), "{answer:?}");
     let raw = json!({ "prompt": CANARY, "stop": [CANARY], "max_tokens": 2, "logprobs": true });
     fleet.ask(&raw).await?.reason()?;
+    let choice = json!({ "type": "choice", "options": [CANARY] });
+    let chosen = fleet.ask(&json!({ "prompt": "a", "constraint": choice })).await?;
+    ensure!(chosen.text == CANARY, "{chosen:?}");
     // What is refused is told to the client, and to nobody else.
     for refused in [
         json!({ "prompt": CANARY, "max_tokens": 0 }),
@@ -54,6 +57,7 @@ async fn no_text_is_logged_or_announced() -> Result<()> {
         json!({ "prompt": { CANARY: CANARY } }),
         json!({ "messages": [{ "role": CANARY, "content": CANARY }], "temperature": -1 }),
         json!({ "prompt": CANARY.repeat(20_000) }),
+        json!({ "prompt": "a", "constraint": { "type": "regex", "pattern": format!("{CANARY}(") } }),
     ] {
         let (class, _) = fleet.ask(&refused).await?.failure().map(|(c, m)| (c, m.to_owned()))?;
         ensure!(class == ErrorClass::InvalidRequest, "{class:?}");

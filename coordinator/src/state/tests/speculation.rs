@@ -61,7 +61,7 @@ impl Bench {
     fn waiting(&mut self, extra: &str) -> DraftOrder {
         let prefill = self.started(extra);
         assert!(
-            matches!(&self.drafts()[..], [DraftCommand::Open(_, prompt)] if *prompt == [97, 98, 99])
+            matches!(&self.drafts()[..], [DraftCommand::Open(_, prompt, None)] if *prompt == [97, 98, 99])
         );
         self.answer(&prefill, 100);
         self.events_of_start();

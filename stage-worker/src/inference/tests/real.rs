@@ -50,6 +50,7 @@ impl Driver {
         let stage = Stage {
             vocab_size: dims.vocab_size,
             hidden_dim: dims.hidden_dim,
+            eos_ids: vec![],
             context_length: dims.context_length,
             ..Stage::clone(&stage(0, 1))
         };

@@ -29,7 +29,7 @@ fn a_worker_says_which_steps_have_come_and_which_have_left() {
     assert_eq!(progress(&mut bench, &[2, 1]), [Some((0, 1, 0)), Some((0, 2, 0))]);
     let jobs = |command| match command {
         Command::Run(jobs) => jobs,
-        Command::Open(_) | Command::Close { .. } => vec![],
+        Command::Open(..) | Command::Close { .. } => vec![],
     };
     let mut jobs: Vec<Job> = bench.commands().into_iter().flat_map(jobs).collect();
     let last = jobs.pop().expect("three steps");

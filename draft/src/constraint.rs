@@ -1,0 +1,225 @@
+//! Output that must fit a constraint: which tokens may come next.
+//!
+//! [`Grammars`] compiles the constraint of a request for one model, and the [`Guide`] that comes out
+//! says which tokens may follow an output. That is a function of the constraint, the model's
+//! vocabulary and the output's tokens alone, so whoever keeps a guide (the last stage, a drafter, a
+//! coordinator that chooses) gets the same set, whatever was drafted, taken back or replayed before.
+//!
+//! The grammars are llguidance's. It works on the bytes of tokens, and those are the bytes that the
+//! detokenizer puts out.
+
+mod guide;
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::ParserFactory;
+use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
+use llguidance::panic_utils::catch_unwind;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use serde_json::{Value, json};
+pub use stagebus_schemas::messages::constraint::Constraint;
+use stagebus_shards::text::{TextError, TextModel};
+use stagebus_shards::{ShardSet, ShardSetError};
+
+pub use guide::{Guide, GuideError, TokenSet};
+
+/// What compiling a constraint and following it may cost at most.
+///
+/// The time limits are llguidance's own, about 20 ms for a lexer and 15 ms for the tokens of one
+/// position. A state of a lexer takes one or two kilobytes; schemas in use stay below some thousand.
+const MAX_LEXER_STATES: usize = 20_000;
+
+/// White space between two parts of a JSON text. Without a bound a model that is drawn from may go
+/// on with it for ever; this is room for a new line and a deep indentation.
+const JSON_WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,40}";
+
+/// The key under which llguidance looks for options in a JSON schema.
+const SCHEMA_OPTIONS: &str = "x-guidance";
+
+/// Longest reason of the grammar library that is passed on, in bytes.
+const MAX_REASON_BYTES: usize = 1024;
+
+/// Why a constraint cannot be honoured.
+#[derive(Debug, thiserror::Error)]
+pub enum ConstraintError {
+    /// The grammar is wrong, not supported, or too large.
+    #[error("the constraint cannot be used: {reason}")]
+    Grammar {
+        /// What the grammar library says; it may quote the constraint.
+        reason: String,
+    },
+    /// No output can begin: no text fits, or none that the model can write.
+    #[error("the constraint cannot be used: {0}")]
+    First(#[from] GuideError),
+    /// Nothing can end the output.
+    #[error("the model has no end token, which an output under a constraint needs")]
+    NoEnd,
+    /// The tokenizer does not do.
+    #[error("the model's tokens cannot be used for constraints: {reason}")]
+    Vocabulary {
+        /// What the grammar library says.
+        reason: String,
+    },
+    /// The shard set is damaged.
+    #[error("the model's tokenizer cannot be used")]
+    Shards(#[from] ShardSetError),
+    /// The tokenizer cannot be read.
+    #[error("the model's tokenizer cannot be read")]
+    Tokenizer(#[from] TextError),
+}
+
+impl ConstraintError {
+    /// Whether another constraint would do.
+    #[must_use]
+    pub const fn is_of_constraint(&self) -> bool {
+        matches!(self, Self::Grammar { .. } | Self::First(_))
+    }
+}
+
+/// Compiles constraints for one model. What all of them share is made at the first one.
+pub struct Grammars {
+    tokenizer: Tokenizer,
+    vocab_size: usize,
+    ends: Arc<[u32]>,
+    factory: Mutex<Option<Arc<ParserFactory>>>,
+}
+
+/// Where the bytes of the tokens come from.
+enum Tokenizer {
+    Loaded(Arc<TextModel>),
+    InShards(PathBuf),
+}
+
+impl fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammars")
+            .field("vocab_size", &self.vocab_size)
+            .field("ends", &self.ends)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    /// For a model with logits for `vocab_size` tokens, of which `ends` end a text.
+    #[must_use]
+    pub fn new(text: Arc<TextModel>, vocab_size: usize, ends: &[u32]) -> Self {
+        Self::with(Tokenizer::Loaded(text), vocab_size, ends)
+    }
+
+    /// The same, from the shard set in a folder, whose text files are read, and checked, when they
+    /// are needed.
+    #[must_use]
+    pub fn of_shards(dir: PathBuf, vocab_size: usize, ends: &[u32]) -> Self {
+        Self::with(Tokenizer::InShards(dir), vocab_size, ends)
+    }
+
+    fn with(tokenizer: Tokenizer, vocab_size: usize, ends: &[u32]) -> Self {
+        Self { tokenizer, vocab_size, ends: ends.into(), factory: Mutex::new(None) }
+    }
+
+    /// Compiles a constraint. Takes some milliseconds as a rule, and some hundred the first time.
+    ///
+    /// # Errors
+    /// [`ConstraintError`].
+    pub fn compile(&self, constraint: &Constraint) -> Result<Guide, ConstraintError> {
+        let factory = self.factory()?;
+        let mut origin = factory
+            .create_parser(grammar(constraint))
+            .map_err(|error| ConstraintError::Grammar { reason: reason(&error) })?;
+        origin.start_without_prompt();
+        let mut guide = Guide::new(origin, Arc::clone(&self.ends));
+        guide.next_tokens(&[])?;
+        Ok(guide)
+    }
+
+    fn factory(&self) -> Result<Arc<ParserFactory>, ConstraintError> {
+        let mut made = self.factory.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(factory) = &*made {
+            return Ok(Arc::clone(factory));
+        }
+        let text = match &self.tokenizer {
+            Tokenizer::Loaded(text) => Arc::clone(text),
+            Tokenizer::InShards(dir) => {
+                ShardSet::open(dir)?.verify_text()?;
+                Arc::new(TextModel::load(dir)?)
+            }
+        };
+        let first_end = *self.ends.first().ok_or(ConstraintError::NoEnd)?;
+        let words: Vec<Vec<u8>> =
+            (0..self.vocab_size as u32).map(|token| word(&text, token)).collect();
+        let build = || {
+            let info = TokRxInfo::new(self.vocab_size as u32, first_end);
+            let trie = TokTrie::from(&info, &words).with_eos_tokens(&self.ends);
+            let tokens: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let mut factory = ParserFactory::new_simple(&tokens)?;
+            factory.quiet();
+            *factory.limits_mut() = ParserLimits {
+                max_lexer_states: MAX_LEXER_STATES,
+                verbose_errors: false,
+                ..ParserLimits::default()
+            };
+            Ok(factory)
+        };
+        let factory = catch_unwind(AssertUnwindSafe(build))
+            .map_err(|error| ConstraintError::Vocabulary { reason: reason(&error) })?;
+        Ok(Arc::clone(made.insert(Arc::new(factory))))
+    }
+}
+
+/// The bytes that a token stands for. Special tokens stand for nothing; the library knows them by a
+/// marker that is part of no text.
+fn word(text: &TextModel, token: u32) -> Vec<u8> {
+    let bytes = text.text_bytes(token);
+    let name = if bytes.is_empty() { text.token_bytes(token) } else { Vec::new() };
+    if name.is_empty() {
+        return bytes.to_vec();
+    }
+    [&[TokTrie::SPECIAL_TOKEN_MARKER], &name[..]].concat()
+}
+
+fn grammar(constraint: &Constraint) -> TopLevelGrammar {
+    let grammar = match constraint {
+        Constraint::JsonObject {} => json_grammar(json!({ "type": "object" })),
+        Constraint::JsonSchema { schema } => json_grammar(schema.clone()),
+        Constraint::Regex { pattern } => GrammarWithLexer::from_regex(pattern),
+        Constraint::Choice { options } => {
+            // A text in JSON's quotes is one in Lark's.
+            let options: Vec<String> =
+                options.iter().map(|option| Value::from(option.as_str()).to_string()).collect();
+            GrammarWithLexer::from_lark(format!("start: {}", options.join(" | ")))
+        }
+        Constraint::Lark { grammar } => GrammarWithLexer::from_lark(grammar.clone()),
+    };
+    TopLevelGrammar::from_grammar(grammar)
+}
+
+fn json_grammar(mut schema: Value) -> GrammarWithLexer {
+    // `true` takes every value.
+    if schema == Value::Bool(true) {
+        schema = json!({});
+    }
+    if let Some(schema) = schema.as_object_mut() {
+        schema
+            .entry(SCHEMA_OPTIONS)
+            .or_insert_with(|| json!({ "whitespace_pattern": JSON_WHITE_SPACE }));
+    }
+    GrammarWithLexer::from_json_schema(schema)
+}
+
+/// What the library says of an error, without its own state.
+fn reason(error: &impl fmt::Display) -> String {
+    let text = error.to_string();
+    let own = ["\n<non-verbose/>", "\n<backtrace>"];
+    let end = own.iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
+    let mut end = end.min(MAX_REASON_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests;
