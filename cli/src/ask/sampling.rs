@@ -1,8 +1,9 @@
 //! Options that say how tokens are chosen.
 
 use std::collections::BTreeMap;
+use std::fs;
 
-use stagebus_schemas::messages::public::PromptRequest;
+use stagebus_schemas::messages::public::{Constraint, PromptRequest};
 
 /// How tokens are chosen; the fleet checks the ranges.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -43,6 +44,15 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "TOKEN=BIAS", value_parser = bias)]
     logit_bias: Vec<(u32, f32)>,
 
+    /// Answer in JSON that fits the JSON schema in FILE
+    #[arg(long, value_name = "FILE", value_parser = json_schema, conflicts_with = "constraint")]
+    json_schema: Option<Constraint>,
+
+    /// What the answer must be, as in the request's field: {"type":"json_object"}, or of type regex,
+    /// choice, lark or json_schema
+    #[arg(long, value_name = "JSON", value_parser = constraint)]
+    constraint: Option<Constraint>,
+
     /// Report the log-probability of every token, and the N most likely ones beside it (with
     /// --json)
     #[arg(long, value_name = "N", requires = "json")]
@@ -63,6 +73,7 @@ impl SamplingArgs {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.iter().copied().collect::<BTreeMap<_, _>>(),
+            constraint: self.json_schema.clone().or_else(|| self.constraint.clone()),
             logprobs: self.logprobs.map(|_| true),
             top_logprobs: self.logprobs,
             ..request
@@ -77,6 +88,18 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
         (Ok(token), Ok(bias)) => Ok((token, bias)),
         _ => Err(expected()),
     }
+}
+
+fn constraint(text: &str) -> Result<Constraint, String> {
+    serde_json::from_str(text)
+        .map_err(|error| format!("{error}; expected such as {{\"type\":\"json_object\"}}"))
+}
+
+fn json_schema(path: &str) -> Result<Constraint, String> {
+    let text = fs::read(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
+    let schema =
+        serde_json::from_slice(&text).map_err(|error| format!("{path} is no JSON: {error}"))?;
+    Ok(Constraint::JsonSchema { schema })
 }
 
 #[cfg(test)]
@@ -115,6 +138,27 @@ mod tests {
             ..PromptRequest::default()
         };
         assert_eq!(request, expected);
+    }
+
+    #[test]
+    fn a_constraint_comes_from_the_line_or_from_the_file_of_a_schema() {
+        let object = parse(&["--constraint", r#"{"type":"json_object"}"#]).expect("valid");
+        assert_eq!(object.constraint, Some(Constraint::JsonObject {}));
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("schema.json");
+        fs::write(&path, r#"{"z":1,"a":2}"#).expect("written");
+        let path = path.to_str().expect("text");
+        let schema = parse(&["--json-schema", path]).expect("valid").constraint;
+        let Some(Constraint::JsonSchema { schema }) = schema else { panic!("{schema:?}") };
+        assert_eq!(schema.to_string(), r#"{"z":1,"a":2}"#, "in its own order");
+        for wrong in [
+            &["--constraint", "json_object"][..],
+            &["--constraint", r#"{"type":"yaml"}"#],
+            &["--json-schema", "/none.json"],
+            &["--json-schema", path, "--constraint", r#"{"type":"json_object"}"#],
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]
