@@ -11,26 +11,53 @@
 mod guide;
 
 use std::fmt;
+use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
-use llguidance::ParserFactory;
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{ParserFactory, TokenParser};
 use serde_json::{Value, json};
 pub use stagebus_schemas::messages::constraint::Constraint;
 use stagebus_shards::text::{TextError, TextModel};
 use stagebus_shards::{ShardSet, ShardSetError};
 
+use guide::Origin;
 pub use guide::{Guide, GuideError, TokenSet};
+
+/// What the lexer may spend on the tokens of one position, and on what is followed between two such
+/// sets: about 15 ms, the library's default.
+const STEP_LEXER_FUEL: u64 = 200_000;
 
 /// What compiling a constraint and following it may cost at most.
 ///
-/// The time limits are llguidance's own, about 20 ms for a lexer and 15 ms for the tokens of one
-/// position. A state of a lexer takes one or two kilobytes; schemas in use stay below some thousand.
-const MAX_LEXER_STATES: usize = 20_000;
+/// Fuel of the lexer is worth about 70 ns a unit. A state of a lexer takes one or two kilobytes;
+/// schemas in use stay below some thousand, and the largest public ones need half of the initial
+/// fuel.
+const LIMITS: ParserLimits = ParserLimits {
+    max_items_in_row: 2_000,
+    initial_lexer_fuel: 1_000_000,
+    step_lexer_fuel: STEP_LEXER_FUEL,
+    step_max_items: 50_000,
+    max_lexer_states: 20_000,
+    max_grammar_size: 500_000,
+    precompute_large_lexemes: true,
+    verbose_errors: false,
+};
+
+/// Stack of the thread that compiles. The library descends once per rule of a chain of rules, and
+/// the longest chain that a constraint has room for needs a quarter of this.
+const STACK_BYTES: usize = 256 << 20;
+
+/// Compiled constraints that are kept for those who ask for the same again.
+const MAX_KEPT: usize = 16;
+
+/// Largest of them, in bytes: those of schemas in use are smaller.
+const MAX_KEPT_BYTES: usize = 4 << 20;
 
 /// White space between two parts of a JSON text. Without a bound a model that is drawn from may go
 /// on with it for ever; this is room for a new line and a deep indentation.
@@ -38,6 +65,9 @@ const JSON_WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,40}";
 
 /// The key under which llguidance looks for options in a JSON schema.
 const SCHEMA_OPTIONS: &str = "x-guidance";
+
+/// The reason where the grammar library has panicked.
+const PANICKED: &str = "the grammar library fails on it";
 
 /// Longest reason of the grammar library that is passed on, in bytes.
 const MAX_REASON_BYTES: usize = 1024;
@@ -69,6 +99,9 @@ pub enum ConstraintError {
     /// The tokenizer cannot be read.
     #[error("the model's tokenizer cannot be read")]
     Tokenizer(#[from] TextError),
+    /// There is no thread to compile in.
+    #[error("the thread that compiles constraints cannot be started")]
+    Thread(#[source] io::Error),
 }
 
 impl ConstraintError {
@@ -79,12 +112,16 @@ impl ConstraintError {
     }
 }
 
-/// Compiles constraints for one model. What all of them share is made at the first one.
+/// Compiles constraints for one model, one at a time, so that whoever asks for much takes no more
+/// than one processor. What all of them share is made at the first one.
 pub struct Grammars {
     tokenizer: Tokenizer,
     vocab_size: usize,
     ends: Arc<[u32]>,
-    factory: Mutex<Option<Arc<ParserFactory>>>,
+    /// Held by whoever compiles.
+    compiler: Mutex<Option<ParserFactory>>,
+    /// Compiled constraints with their texts, the last used one last.
+    kept: Mutex<Vec<(String, Arc<Origin>)>>,
 }
 
 /// Where the bytes of the tokens come from.
@@ -117,29 +154,61 @@ impl Grammars {
     }
 
     fn with(tokenizer: Tokenizer, vocab_size: usize, ends: &[u32]) -> Self {
-        Self { tokenizer, vocab_size, ends: ends.into(), factory: Mutex::new(None) }
+        Self {
+            tokenizer,
+            vocab_size,
+            ends: ends.into(),
+            compiler: Mutex::new(None),
+            kept: Mutex::new(Vec::new()),
+        }
     }
 
-    /// Compiles a constraint. Takes some milliseconds as a rule, and some hundred the first time.
+    /// Compiles a constraint, unless it is kept from before. Takes some milliseconds as a rule, and
+    /// some hundred the first time.
     ///
     /// # Errors
     /// [`ConstraintError`].
     pub fn compile(&self, constraint: &Constraint) -> Result<Guide, ConstraintError> {
-        let factory = self.factory()?;
-        let mut origin = factory
-            .create_parser(grammar(constraint))
-            .map_err(|error| ConstraintError::Grammar { reason: reason(&error) })?;
-        origin.start_without_prompt();
-        let mut guide = Guide::new(origin, Arc::clone(&self.ends));
-        guide.next_tokens(&[])?;
-        Ok(guide)
+        let text = constraint.to_json();
+        if let Some(guide) = self.kept(&text) {
+            return Ok(guide);
+        }
+        let mut compiler = lock(&self.compiler);
+        // Somebody else may have been at it.
+        if let Some(guide) = self.kept(&text) {
+            return Ok(guide);
+        }
+        let factory = match &mut *compiler {
+            Some(factory) => factory,
+            none => none.insert(self.factory()?),
+        };
+        let parser = parser(factory, constraint)?;
+        let origin = Arc::new(Origin::new(parser, Arc::clone(&self.ends))?);
+        self.keep(text, &origin);
+        Ok(Guide::new(origin))
     }
 
-    fn factory(&self) -> Result<Arc<ParserFactory>, ConstraintError> {
-        let mut made = self.factory.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(factory) = &*made {
-            return Ok(Arc::clone(factory));
+    fn kept(&self, text: &str) -> Option<Guide> {
+        let mut kept = lock(&self.kept);
+        let at = kept.iter().position(|(known, _)| known == text)?;
+        let (text, origin) = kept.remove(at);
+        let guide = Guide::new(Arc::clone(&origin));
+        kept.push((text, origin));
+        Some(guide)
+    }
+
+    fn keep(&self, text: String, origin: &Arc<Origin>) {
+        if origin.n_bytes() > MAX_KEPT_BYTES {
+            return;
         }
+        let mut kept = lock(&self.kept);
+        if kept.len() == MAX_KEPT {
+            kept.remove(0);
+        }
+        kept.push((text, Arc::clone(origin)));
+    }
+
+    fn factory(&self) -> Result<ParserFactory, ConstraintError> {
         let text = match &self.tokenizer {
             Tokenizer::Loaded(text) => Arc::clone(text),
             Tokenizer::InShards(dir) => {
@@ -156,16 +225,42 @@ impl Grammars {
             let tokens: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
             let mut factory = ParserFactory::new_simple(&tokens)?;
             factory.quiet();
-            *factory.limits_mut() = ParserLimits {
-                max_lexer_states: MAX_LEXER_STATES,
-                verbose_errors: false,
-                ..ParserLimits::default()
-            };
+            *factory.limits_mut() = LIMITS;
             Ok(factory)
         };
-        let factory = catch_unwind(AssertUnwindSafe(build))
-            .map_err(|error| ConstraintError::Vocabulary { reason: reason(&error) })?;
-        Ok(Arc::clone(made.insert(Arc::new(factory))))
+        catch_unwind(AssertUnwindSafe(build))
+            .map_err(|error| ConstraintError::Vocabulary { reason: reason(&error) })
+    }
+}
+
+/// What was changed under a lock is whole, also if its holder has panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Compiles a constraint on a thread with a large stack.
+fn parser(
+    factory: &ParserFactory,
+    constraint: &Constraint,
+) -> Result<TokenParser, ConstraintError> {
+    let compile = || {
+        let mut parser = factory.create_parser(grammar(constraint))?;
+        parser.parser.grammar().lexer_spec().check_rollback()?;
+        parser.start_without_prompt();
+        Ok(parser)
+    };
+    let compiled = thread::scope(|scope| {
+        thread::Builder::new()
+            .name("grammar".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, || catch_unwind(AssertUnwindSafe(compile)))
+            .map(thread::ScopedJoinHandle::join)
+    })
+    .map_err(ConstraintError::Thread)?;
+    match compiled {
+        Ok(Ok(parser)) => Ok(parser),
+        Ok(Err(error)) => Err(ConstraintError::Grammar { reason: reason(&error) }),
+        Err(_panic) => Err(ConstraintError::Grammar { reason: PANICKED.to_owned() }),
     }
 }
 
@@ -212,6 +307,9 @@ fn json_grammar(mut schema: Value) -> GrammarWithLexer {
 /// What the library says of an error, without its own state.
 fn reason(error: &impl fmt::Display) -> String {
     let text = error.to_string();
+    if text.starts_with("panic: ") {
+        return PANICKED.to_owned();
+    }
     let own = ["\n<non-verbose/>", "\n<backtrace>"];
     let end = own.iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
     let mut end = end.min(MAX_REASON_BYTES);

@@ -8,8 +8,9 @@
 //! ```
 //! The owner runs where [`run()`] is awaited. Large results travel over a second connection
 //! ([`Connections`]) in parts, which two tasks take apart and put together; constraints are compiled
-//! on blocking threads. The owner's [`Intake`] holds all of them, and they end with it. The inference thread ends when the owner drops its command
-//! sender; the owner then waits for the thread's event channel to close and only then joins it.
+//! on blocking threads. The owner's [`Intake`] holds all of them, and they end with it. The inference
+//! thread ends when the owner drops its command sender; the owner then waits for the thread's event
+//! channel to close and only then joins it.
 //! Order of the end: announce leaving, stop listening, let the micro-batch finish, close the
 //! connections. One deadline spans all of it.
 

@@ -191,6 +191,9 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         (json!({ "type": "lark", "grammar": "start: \"a" }), "start"),
         (json!({ "type": "lark", "grammar": format!("start: {}", "(".repeat(100_000)) }), "nested"),
         (json!({ "type": "lark", "grammar": "start: <|no_token|>" }), "no_token"),
+        // Its texts cannot be taken back, and drafted ones are.
+        (json!({ "type": "lark", "grammar": "start: a\na[stop=\"x\"]: /[a-z]*/" }), "rollback"),
+        (json!({ "type": "lark", "grammar": "start: a\na[max_tokens=3]: /[a-z]*/" }), "rollback"),
     ];
     let grammars = grammars();
     for (json, quoted) in cases {
@@ -206,6 +209,50 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
     let outside = Grammars::new(text(), VOCAB_SIZE, &[9999]);
     let error = outside.compile(&Constraint::JsonObject {}).expect_err("no such end token");
     assert!(matches!(error, ConstraintError::Vocabulary { .. }), "{error}");
+}
+
+#[test]
+fn constraints_are_kept_for_those_who_ask_again() {
+    let grammars = grammars();
+    let choice = |i: usize| constraint(json!({ "type": "choice", "options": [format!("n{i}")] }));
+    let kept = || -> Vec<String> {
+        grammars.kept.lock().unwrap().iter().map(|(text, _)| text.clone()).collect()
+    };
+    for i in 0..MAX_KEPT {
+        grammars.compile(&choice(i)).unwrap();
+    }
+    // A kept guide begins anew.
+    let mut used = grammars.compile(&choice(0)).unwrap();
+    assert!(fits(&mut used, "n0"));
+    assert_eq!(kept().last(), Some(&choice(0).to_json()), "the last used one is the last");
+    grammars.compile(&choice(MAX_KEPT)).unwrap();
+    let names = kept();
+    assert_eq!(names.len(), MAX_KEPT);
+    assert!(names.contains(&choice(0).to_json()) && !names.contains(&choice(1).to_json()));
+    assert!(fits(&mut grammars.compile(&choice(0)).unwrap(), "n0"));
+}
+
+#[test]
+fn a_long_output_is_followed_at_once_as_token_by_token() {
+    let schema =
+        json!({ "type": "json_schema", "schema": { "type": "string", "maxLength": 6000 } });
+    let guide = guide(schema);
+    let words = "it was a dark and stormy night; ".repeat(150);
+    let output: Vec<u32> = format!("\"{words}").bytes().map(u32::from).collect();
+    let next = |guide: &mut Guide| {
+        let next = guide.next_tokens(&output).unwrap().expect("it fits");
+        (0..VOCAB_SIZE as u32).filter(|token| next.contains(*token)).collect::<Vec<_>>()
+    };
+    let mut by_token = guide.clone();
+    for n in 0..output.len() {
+        assert!(by_token.fits(&output[..n], output[n]).unwrap(), "token {n}");
+    }
+    let expected = next(&mut by_token);
+    assert!(expected.contains(&u32::from(b'"')) && !expected.contains(&END));
+    assert_eq!(next(&mut guide.clone()), expected);
+    let mut drafted = guide.clone();
+    assert_eq!(drafted.n_fitting(&[], &output).unwrap(), output.len());
+    assert_eq!(next(&mut drafted), expected);
 }
 
 /// Outputs that a session may ask about: each goes back to a place of the one before, and on.

@@ -43,9 +43,11 @@ pub enum Constraint {
 }
 
 impl Constraint {
-    /// Its JSON text.
-    pub(super) fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("texts, and maps whose keys are texts")
+    /// Its JSON text, which says all of it.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Texts, and maps whose keys are texts: they can always be represented.
+        serde_json::to_string(self).unwrap_or_default()
     }
 
     /// The field that is empty and must not be, if there is one.

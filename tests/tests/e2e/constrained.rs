@@ -13,15 +13,14 @@ use stagebus_tests::shard_sets;
 /// Requests under way at the same time.
 const N_TOGETHER: usize = 10;
 
-/// A schema whose values are bounded, so that every output ends.
+/// A schema whose values are bounded, so that every output ends, and soon.
 fn person() -> Value {
     json!({
         "type": "object",
         "properties": {
-            "name": { "type": "string", "minLength": 1, "maxLength": 24 },
+            "name": { "type": "string", "minLength": 1, "maxLength": 12 },
             "age": { "type": "integer", "minimum": 0, "maximum": 120 },
-            "score": { "type": "number", "minimum": 0, "maximum": 1 },
-            "tags": { "type": "array", "items": { "enum": ["red", "green", "blue"] }, "maxItems": 3 },
+            "tags": { "type": "array", "items": { "enum": ["red", "blue"] }, "maxItems": 2 },
             "friend": { "anyOf": [{ "type": "null" }, { "type": "boolean" }] },
         },
         "required": ["name", "age", "tags", "friend"],
@@ -34,17 +33,14 @@ fn check_person(text: &str) -> Result<()> {
     let value: Value =
         serde_json::from_str(text).with_context(|| format!("{text:?} is no JSON"))?;
     let fields = value.as_object().context("no object")?;
-    let known = ["name", "age", "score", "tags", "friend"];
-    ensure!(fields.keys().all(|key| known.contains(&key.as_str())), "{text}");
-    let name = fields.get("name").and_then(Value::as_str).context("no name")?;
-    ensure!((1..=24).contains(&name.chars().count()), "{text}");
-    ensure!(fields.get("age").and_then(Value::as_u64).is_some_and(|age| age <= 120), "{text}");
-    let score = fields.get("score").map_or(Some(0.0), Value::as_f64);
-    ensure!(score.is_some_and(|score| (0.0..=1.0).contains(&score)), "{text}");
-    let tags = fields.get("tags").and_then(Value::as_array).context("no tags")?;
-    let is_tag = |tag: &Value| ["red", "green", "blue"].iter().any(|known| tag == known);
-    ensure!(tags.len() <= 3 && tags.iter().all(is_tag), "{text}");
-    ensure!(fields.get("friend").is_some_and(|friend| friend.is_null() || friend.is_boolean()));
+    let keys: Vec<&str> = fields.keys().map(String::as_str).collect();
+    ensure!(keys == ["name", "age", "tags", "friend"], "{text}");
+    let name = fields["name"].as_str().context("no name")?;
+    ensure!((1..=12).contains(&name.chars().count()), "{text}");
+    ensure!(fields["age"].as_u64().is_some_and(|age| age <= 120), "{text}");
+    let tags = fields["tags"].as_array().context("no tags")?;
+    ensure!(tags.len() <= 2 && tags.iter().all(|tag| tag == "red" || tag == "blue"), "{text}");
+    ensure!(fields["friend"].is_null() || fields["friend"].is_boolean(), "{text}");
     Ok(())
 }
 
@@ -63,7 +59,7 @@ fn people() -> Vec<Value> {
                     "constraint": { "type": "json_schema", "schema": person() },
                     "temperature": 1.0,
                     "seed": requests.len(),
-                    "max_tokens": 256,
+                    "max_tokens": 200,
                 }));
             }
         }
@@ -161,53 +157,59 @@ fn of_every_kind() -> Vec<Value> {
     ]
 }
 
-#[tokio::test]
-async fn tokens_do_not_depend_on_stages_or_on_where_they_are_chosen() -> Result<()> {
-    let mut first: Vec<Answer> = Vec::new();
-    for (n_stages, head) in [(1, "token"), (2, "token"), (2, "full")] {
-        let set = |spec: &mut FleetSpec| spec.settings.push(format!("coordinator.head={head}"));
-        let fleet = Fleet::start(n_stages, set).await?;
-        let mut found = Vec::new();
-        for request in of_every_kind() {
-            found.push(fleet.ask(&request).await?);
-        }
-        fleet.idle().await?;
-        fleet.end().await?;
-        if first.is_empty() {
-            first = found;
-            continue;
-        }
-        for (found, first) in found.iter().zip(&first) {
-            ensure!(found.tokens == first.tokens, "{head} of {n_stages}: {found:?} not {first:?}");
-            ensure!(found.text == first.text && found.reason()? == first.reason()?);
-        }
+async fn answers(fleet: &Fleet) -> Result<Vec<Answer>> {
+    let mut answers = Vec::new();
+    for request in of_every_kind() {
+        answers.push(fleet.ask(&request).await?);
     }
-    check_person(&first[0].text)?;
-    check_person(&first[1].text)?;
-    ensure!(first[2].text.starts_with('{'), "{:?}", first[2]);
-    let words: Vec<&str> = first[3].text.trim_end_matches('.').split(' ').collect();
+    Ok(answers)
+}
+
+fn check_every_kind(answers: &[Answer]) -> Result<()> {
+    check_person(&answers[0].text)?;
+    check_person(&answers[1].text)?;
+    ensure!(answers[2].text.starts_with('{'), "{:?}", answers[2]);
+    let words: Vec<&str> = answers[3].text.trim_end_matches('.').split(' ').collect();
     ensure!(words.len() == 4 && words.iter().all(|word| word.len() <= 10), "{words:?}");
-    ensure!(["yes", "no", "perhaps"].contains(&first[4].text.as_str()), "{:?}", first[4]);
-    ensure!(first[4].logprobs.len() == first[4].tokens.len(), "{:?}", first[4]);
+    ensure!(["yes", "no", "perhaps"].contains(&answers[4].text.as_str()), "{:?}", answers[4]);
+    ensure!(answers[4].logprobs.len() == answers[4].tokens.len(), "{:?}", answers[4]);
     let is_bracketed =
         |text: &str| text.chars().all(|c| "<>".contains(c) || c.is_ascii_lowercase());
-    ensure!(is_bracketed(&first[5].text), "{:?}", first[5]);
+    ensure!(is_bracketed(&answers[5].text), "{:?}", answers[5]);
     Ok(())
 }
 
 #[tokio::test]
-async fn an_output_goes_on_fitting_when_its_worker_dies() -> Result<()> {
+async fn neither_stages_nor_the_head_nor_a_lost_worker_change_an_output() -> Result<()> {
     let mut fleet = Fleet::start(2, |spec| {
         spec.workers_per_stage = 2;
         spec.settings.push("coordinator.step_timeout_ms=3600000".to_owned());
     })
     .await?;
+    let first = answers(&fleet).await?;
+    check_every_kind(&first)?;
+    refuses_what_cannot_be_honoured(&fleet).await?;
+    goes_on_when_its_worker_dies(&mut fleet).await?;
+    fleet.idle().await?;
+    fleet.end().await?;
+
+    let full = |spec: &mut FleetSpec| spec.settings.push("coordinator.head=full".to_owned());
+    let fleet = Fleet::start(1, full).await?;
+    for (found, first) in answers(&fleet).await?.iter().zip(&first) {
+        ensure!(found.tokens == first.tokens, "{found:?} not {first:?}");
+        ensure!(found.text == first.text && found.reason()? == first.reason()?);
+    }
+    fleet.idle().await?;
+    fleet.end().await
+}
+
+async fn goes_on_when_its_worker_dies(fleet: &mut Fleet) -> Result<()> {
     let request = json!({
         "prompt": "Numbers:",
-        "constraint": { "type": "regex", "pattern": "( [0-9]{1,4},){40} end" },
+        "constraint": { "type": "regex", "pattern": "( [0-9]{1,4},){20} end" },
         "temperature": 1.0,
         "seed": 3,
-        "max_tokens": 400,
+        "max_tokens": 200,
     });
     let alone = fleet.ask(&request).await?;
     ensure!(alone.text.ends_with(", end") && alone.reason()? == FinishReason::Stop, "{alone:?}");
@@ -218,18 +220,14 @@ async fn an_output_goes_on_fitting_when_its_worker_dies() -> Result<()> {
     fleet.processes.kill(&name).await?;
     let answer = answer.rest(&mut stream).await?;
     ensure!(answer.tokens == alone.tokens, "{:?} not {:?}", answer.text, alone.text);
-    fleet.idle().await?;
-    fleet.end().await
+    Ok(())
 }
 
-#[tokio::test]
-async fn a_constraint_that_cannot_be_honoured_is_refused() -> Result<()> {
-    let fleet = Fleet::start(2, |_| {}).await?;
-    let nested = (0..100).fold(json!({}), |inner, _| json!({ "items": inner }));
+async fn refuses_what_cannot_be_honoured(fleet: &Fleet) -> Result<()> {
     for (constraint, part) in [
         (json!({ "type": "json_schema" }), "schema"),
         (json!({ "type": "json_schema", "schema": { "type": "text" } }), "text"),
-        (json!({ "type": "json_schema", "schema": nested }), "cannot be"),
+        (json!({ "type": "json_schema", "schema": { "uniqueItems": true } }), "uniqueItems"),
         (json!({ "type": "json_object", "schema": {} }), "schema"),
         (json!({ "type": "regex", "pattern": "[" }), "constraint"),
         (json!({ "type": "grammar", "grammar": "start: \"a\"" }), "grammar"),
@@ -242,8 +240,5 @@ async fn a_constraint_that_cannot_be_honoured_is_refused() -> Result<()> {
         ensure!(message.contains(part), "{constraint}: {part:?} is not in {message:?}");
         ensure!(answer.accepted.is_none(), "it was accepted first");
     }
-    let next = fleet.ask(&of_every_kind()[4]).await?;
-    ensure!(["yes", "no", "perhaps"].contains(&next.text.as_str()), "{next:?}");
-    fleet.idle().await?;
-    fleet.end().await
+    Ok(())
 }
