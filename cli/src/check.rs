@@ -152,7 +152,7 @@ impl Run<'_> {
     }
 
     async fn text_prompt(&self, target: &Target, case: &Case) -> Verdict {
-        let message = ChatMessage { role: "user".to_owned(), content: case.prompt.clone() };
+        let message = ChatMessage::new("user", case.prompt.clone());
         let messages = vec![message];
         match self.text.render_chat(&messages) {
             Ok(rendered) => {

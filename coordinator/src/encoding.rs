@@ -23,7 +23,7 @@ pub(crate) fn encode(
     constraint: Option<&Constraint>,
 ) -> Result<Encoded, ErrorReply> {
     let tokens = catch_unwind(AssertUnwindSafe(|| match input {
-        PromptInput::Messages(messages) => text.encode_chat(&messages),
+        PromptInput::Messages { messages, tools } => text.encode_tool_chat(&messages, &tools),
         PromptInput::Text(prompt) => text.encode(&prompt, true),
         PromptInput::Tokens(tokens) => Ok(tokens),
     }));

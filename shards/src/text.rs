@@ -12,6 +12,7 @@ mod error;
 mod fingerprint;
 mod pre_tokenizers;
 mod tokenizer_json;
+mod tool_chat;
 mod vocabulary;
 mod write;
 
@@ -27,6 +28,7 @@ pub use chat_template::ChatTemplate;
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use fingerprint::tokenizer_fingerprint;
+pub use tool_chat::{TOOL_CALL_CLOSE, TOOL_CALL_OPEN};
 pub use write::{TextFiles, copy_text_files, write_text_files};
 
 use detokenizer::TokenBytes;
@@ -110,13 +112,29 @@ impl TextModel {
         self.encode(&self.render_chat(messages)?, false)
     }
 
+    /// The same with functions that the model may call.
+    ///
+    /// # Errors
+    /// Those of [`Self::render_chat`] and [`Self::encode`].
+    pub fn encode_tool_chat<M: Serialize, T: Serialize>(
+        &self,
+        messages: &[M],
+        tools: &[T],
+    ) -> Result<Vec<u32>, TextError> {
+        self.encode(&self.template()?.render(messages, tools, true)?, false)
+    }
+
     /// The text of a chat up to where the model's answer begins.
     ///
     /// # Errors
     /// [`TextError::NoChatTemplate`] if the model has no template, and those of
     /// [`ChatTemplate::render`].
     pub fn render_chat<M: Serialize>(&self, messages: &[M]) -> Result<String, TextError> {
-        self.template.as_ref().ok_or(TextError::NoChatTemplate)?.render(messages, true)
+        self.template()?.render::<M, ()>(messages, &[], true)
+    }
+
+    fn template(&self) -> Result<&ChatTemplate, TextError> {
+        self.template.as_ref().ok_or(TextError::NoChatTemplate)
     }
 
     /// Tells whether the model has a chat template.

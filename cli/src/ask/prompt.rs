@@ -82,7 +82,7 @@ impl PromptArgs {
 
 /// A message of a chat.
 pub(crate) fn message(role: &str, content: String) -> ChatMessage {
-    ChatMessage { role: role.to_owned(), content }
+    ChatMessage::new(role, content)
 }
 
 fn read_stdin() -> anyhow::Result<String> {

@@ -95,7 +95,7 @@ impl State {
         now: Instant,
     ) {
         let text = match request.input {
-            PromptInput::Messages(_) => self.model.text.detokenizer(),
+            PromptInput::Messages { .. } => self.model.text.detokenizer(),
             PromptInput::Text(_) | PromptInput::Tokens(_) => {
                 self.model.text.continuing_detokenizer()
             }

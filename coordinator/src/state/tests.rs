@@ -401,7 +401,9 @@ fn text_is_encoded_outside_and_a_chat_goes_through_the_template() {
         })
         .collect();
     assert_eq!(*inputs[0], PromptInput::Text("hi".to_owned()));
-    assert!(matches!(inputs[1], PromptInput::Messages(messages) if messages[0].content == "hi"));
+    assert!(
+        matches!(inputs[1], PromptInput::Messages { messages, .. } if messages[0].content == "hi")
+    );
 }
 
 #[test]

@@ -40,7 +40,7 @@ async fn text_and_chat_prompts_give_text() {
         max_tokens: Some(30),
         ..PromptRequest::default()
     };
-    let message = ChatMessage { role: "user".to_owned(), content: "hi".to_owned() };
+    let message = ChatMessage::new("user", "hi");
     let chat = PromptRequest {
         prompt: None,
         messages: Some(vec![message.clone()]),

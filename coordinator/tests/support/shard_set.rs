@@ -24,7 +24,8 @@ const N_LAYERS: usize = 6;
 
 /// Writes the files of a shard set with `n_stages` stages; the stage files are no graphs.
 pub(crate) fn write(dir: &Path, n_stages: usize) -> Manifest {
-    let template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}<s>";
+    let template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}\
+                    {% if tools %}<s>{{ tools | tojson }} <tool_call>{% endif %}<s>";
     let mut manifest = Manifest {
         format_version: FORMAT_VERSION,
         model: "tiny".to_owned(),

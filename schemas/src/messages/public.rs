@@ -2,6 +2,7 @@
 //!
 //! JSON or MessagePack, told apart by the `Content-Type` header, else by the first byte.
 
+mod tools;
 mod validate;
 
 use std::collections::BTreeMap;
@@ -14,16 +15,31 @@ use crate::messages::control::Priority;
 
 pub use crate::messages::constraint::{Constraint, MAX_CONSTRAINT_BYTES};
 
+pub use tools::{Function, FunctionCall, MAX_TOOLS, Tool, ToolCall, ToolKind};
 pub use validate::{Limits, PromptInput, RequestError, ValidRequest};
 
 /// One message of a chat.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChatMessage {
-    /// `system`, `user`, `assistant` or what the model's template knows.
+    /// `system`, `user`, `assistant`, `tool` or what the model's template knows.
     pub role: String,
     /// The text.
     pub content: String,
+    /// Calls that the assistant has made after the text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The call whose result the message is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+}
+
+impl ChatMessage {
+    /// A message of text.
+    #[must_use]
+    pub fn new(role: &str, content: impl Into<String>) -> Self {
+        Self { role: role.to_owned(), content: content.into(), ..Self::default() }
+    }
 }
 
 /// A request. Exactly one of `messages`, `prompt` and `tokens` is given.
@@ -36,6 +52,9 @@ pub struct PromptRequest {
     /// A chat, rendered by the model's template.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages: Option<Vec<ChatMessage>>,
+    /// Functions that the model is told of beside `messages`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<Tool>,
     /// Raw text, tokenised as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,

@@ -25,7 +25,7 @@ fn check<T: serde::de::DeserializeOwned + serde::Serialize>(file: &str) -> Vec<T
 #[test]
 fn the_documented_requests_are_read() {
     let requests = check::<PromptRequest>(REQUESTS);
-    assert_eq!(requests.len(), 7);
+    assert_eq!(requests.len(), 8);
     assert!(requests[0].messages.is_some());
     assert!(requests[1].prompt.is_some());
     assert!(requests[2].tokens.is_some());
@@ -34,6 +34,7 @@ fn the_documented_requests_are_read() {
     assert_eq!(requests[4].stream, Some(false));
     assert_eq!(requests[5].logit_bias.get(&905), Some(&1.5));
     assert!(matches!(requests[6].constraint, Some(Constraint::JsonSchema { .. })));
+    assert_eq!(requests[7].tools[0].function.name, "weather");
 }
 
 #[test]
@@ -55,6 +56,8 @@ fn an_unknown_field_or_a_wrong_type_is_named() {
         (r#"{"tokens": [4294967296]}"#, "4294967296"),
         (r#"{"messages": [{"role": "user"}]}"#, "content"),
         (r#"{"messages": [{"role": "user", "content": "a", "name": "b"}]}"#, "name"),
+        (r#"{"tools": [{"type": "custom", "function": {"name": "f"}}]}"#, "custom"),
+        (r#"{"tools": [{"type": "function", "function": {"nam": "f"}}]}"#, "nam"),
         (r#"{"prompt": "a", "request_id": "a.b"}"#, "request id"),
         (r#"{"prompt": "a", "prompt": "b"}"#, "duplicate"),
         (r#"{"prompt": "a"} {}"#, "trailing"),

@@ -4,7 +4,8 @@ use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::RequestId;
 use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::public::{
-    ChatMessage, Limits, PromptInput, PromptRequest, RequestError, ValidRequest,
+    ChatMessage, Function, Limits, MAX_TOOLS, PromptInput, PromptRequest, RequestError, Tool,
+    ToolKind, ValidRequest,
 };
 use stagebus_schemas::messages::sampling::Sampling;
 
@@ -23,10 +24,7 @@ fn tokens(tokens: Vec<u32>) -> Result<ValidRequest, RequestError> {
 }
 
 fn messages(entries: &[(&str, &str)]) -> Result<ValidRequest, RequestError> {
-    let entry = |(role, content): &(&str, &str)| ChatMessage {
-        role: (*role).to_owned(),
-        content: (*content).to_owned(),
-    };
+    let entry = |(role, content): &(&str, &str)| ChatMessage::new(role, *content);
     let entries = entries.iter().map(entry).collect();
     text(|request| (request.prompt, request.messages) = (None, Some(entries)))
 }
@@ -57,7 +55,7 @@ fn a_plain_request_is_taken_apart() {
     assert!(text(|_| {}).expect("valid").stream);
     assert_eq!(tokens(vec![0, 99]).expect("valid").input, PromptInput::Tokens(vec![0, 99]));
     let chat = messages(&[("user", "")]).expect("valid");
-    assert!(matches!(chat.input, PromptInput::Messages(list) if list.len() == 1));
+    assert!(matches!(chat.input, PromptInput::Messages { messages, .. } if messages.len() == 1));
 }
 
 #[test]
@@ -216,4 +214,23 @@ fn numbers_out_of_range_are_refused_by_name() {
     assert!(matches!(top(Some(true), 21), Err(RequestError::Range { field: "top_logprobs", .. })));
     assert!(matches!(top(None, 1), Err(RequestError::Needs { field: "top_logprobs", .. })));
     assert!(top(Some(false), 0).is_ok());
+}
+
+#[test]
+fn tools_need_a_chat_and_names() {
+    let tool = |name: &str| Tool {
+        kind: ToolKind::Function,
+        function: Function { name: name.to_owned(), description: None, parameters: None },
+    };
+    let chat = |tools: Vec<Tool>| {
+        let messages = Some(vec![ChatMessage::new("user", "a")]);
+        PromptRequest { messages, tools, ..PromptRequest::default() }.validate(&limits())
+    };
+    let valid = chat(vec![tool("f")]).expect("valid");
+    assert!(matches!(valid.input, PromptInput::Messages { tools, .. } if tools == [tool("f")]));
+    assert_eq!(chat(vec![tool("")]), Err(RequestError::Empty { field: "a name of tools" }));
+    let many = chat(vec![tool("f"); MAX_TOOLS + 1]);
+    assert!(matches!(many, Err(RequestError::TooLong { field: "tools", .. })), "{many:?}");
+    let alone = text(|request| request.tools = vec![tool("f")]);
+    assert_eq!(alone, Err(RequestError::Needs { field: "tools", needs: "messages" }));
 }

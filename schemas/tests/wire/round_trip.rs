@@ -24,8 +24,8 @@ use stagebus_schemas::messages::fleet::{
 use stagebus_schemas::messages::forward::{Forward, Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
 use stagebus_schemas::messages::public::{
-    ChatMessage, Event, FinishReason, Logprob, PromptRequest, RequestState, StepTimes, Timings,
-    TokenLogprobs, Usage,
+    ChatMessage, Event, FinishReason, Function, FunctionCall, Logprob, PromptRequest, RequestState,
+    StepTimes, Timings, TokenLogprobs, Tool, ToolCall, ToolKind, Usage,
 };
 use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::tensor::{Dtype, Tensor};
@@ -321,14 +321,29 @@ fn coordinator_announcement() -> impl Strategy<Value = CoordinatorAnnouncement> 
     )
 }
 
-fn prompt_request() -> impl Strategy<Value = PromptRequest> {
-    let message =
-        any::<(String, String)>().prop_map(|(role, content)| ChatMessage { role, content });
-    let input = (
-        option::of(vec(message, 0..3)),
-        any::<Option<String>>(),
-        option::of(vec(any::<u32>(), 0..9)),
+fn chat() -> impl Strategy<Value = (Vec<ChatMessage>, Vec<Tool>)> {
+    let call = any::<(Option<String>, String)>().prop_map(|(id, name)| ToolCall {
+        id,
+        kind: ToolKind::Function,
+        function: FunctionCall { arguments: json!({ &name: [1.5, null] }), name },
+    });
+    let message = (any::<(String, String, Option<String>)>(), vec(call, 0..2)).prop_map(
+        |((role, content, tool_call_id), tool_calls)| ChatMessage {
+            role,
+            content,
+            tool_calls,
+            tool_call_id,
+        },
     );
+    let tool = any::<(String, Option<String>, bool)>().prop_map(|(name, description, takes)| {
+        let parameters = takes.then(|| json!({ "type": "object" }));
+        Tool { kind: ToolKind::Function, function: Function { name, description, parameters } }
+    });
+    (vec(message, 0..3), vec(tool, 0..3))
+}
+
+fn prompt_request() -> impl Strategy<Value = PromptRequest> {
+    let input = (option::of(chat()), any::<Option<String>>(), option::of(vec(any::<u32>(), 0..9)));
     let number = || option::of(-1e6_f32..1e6);
     let numbers = (number(), number(), any::<Option<u32>>(), number(), any::<Option<u64>>());
     let sampling = (numbers, option::of(constraint()));
@@ -340,13 +355,15 @@ fn prompt_request() -> impl Strategy<Value = PromptRequest> {
         any::<Option<bool>>(),
         any::<(Option<u32>, Option<bool>)>(),
     );
-    (input, sampling, rest).prop_map(|((messages, prompt, tokens), (numbers, constraint), rest)| {
+    (input, sampling, rest).prop_map(|((chat, prompt, tokens), (numbers, constraint), rest)| {
+        let (messages, tools) = chat.unzip();
         let (temperature, top_p, top_k, min_p, seed) = numbers;
         let (request_id, max_tokens, stop, logprobs, stream, (draft_tokens, batch)) = rest;
         let priority = |batch| if batch { Priority::Batch } else { Priority::Interactive };
         PromptRequest {
             request_id: request_id.map(|text| RequestId::new(text).expect("a token")),
             messages,
+            tools: tools.unwrap_or_default(),
             prompt,
             tokens,
             max_tokens,

@@ -1,7 +1,7 @@
 //! Renders a model's chat template as the `transformers` library does.
 //!
 //! Templates are Jinja programs that come with the model. They see `messages`,
-//! `add_generation_prompt`, `bos_token` and `eos_token`, and may call `raise_exception` and
+//! `tools`, `add_generation_prompt`, `bos_token` and `eos_token`, and may call `raise_exception` and
 //! `strftime_now`. The number of steps is limited, so that a bad template ends; the memory that
 //! it takes is not, so a model from an untrusted source stays a risk of its own.
 
@@ -12,6 +12,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind, context};
 use serde::Serialize;
 
 use super::error::TextError;
+use super::tool_chat::{self, TOOL_CALL_OPEN};
 
 /// Steps of the template engine that one rendering may take. A chat of 1,000 messages takes
 /// about 50,000, and the limit is reached within a second.
@@ -24,6 +25,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     bos: Option<String>,
     eos: Option<String>,
+    knows_tools: bool,
 }
 
 /// What a template says when it calls `raise_exception`.
@@ -58,27 +60,57 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|source| TextError::TemplateSyntax { source })?;
-        Ok(Self { environment, bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) })
+        let knows_tools = source.contains(TOOL_CALL_OPEN)
+            && environment
+                .get_template(NAME)
+                .is_ok_and(|template| template.undeclared_variables(false).contains("tools"));
+        let (bos, eos) = (bos.map(str::to_owned), eos.map(str::to_owned));
+        Ok(Self { environment, bos, eos, knows_tools })
     }
 
-    /// Renders messages (anything with `role` and `content`); with `add_generation_prompt` the
-    /// text ends where the model's answer begins.
+    /// Renders messages (anything with `role` and `content`, and with `tool_calls` for calls of
+    /// functions) and the functions that the model may call; with `add_generation_prompt` the text
+    /// ends where the model's answer begins.
+    ///
+    /// A template that does not know of functions, or has calls in another form than between
+    /// [`TOOL_CALL_OPEN`] and its like, gets them as text ([`super::tool_chat`]).
     ///
     /// # Errors
     /// [`TextError::TemplateRefusal`] if the template does not take these messages,
-    /// [`TextError::TemplateTooLong`] and [`TextError::Template`] if it fails.
-    pub fn render<M: Serialize>(
+    /// [`TextError::TemplateTooLong`] and [`TextError::Template`] if it fails, [`TextError::Chat`]
+    /// for messages or functions that are no JSON.
+    pub fn render<M: Serialize, T: Serialize>(
         &self,
         messages: &[M],
+        tools: &[T],
         add_generation_prompt: bool,
     ) -> Result<String, TextError> {
-        let none = Value::from(());
+        if self.knows_tools {
+            let tools = (!tools.is_empty()).then_some(tools);
+            let messages = Value::from_serialize(messages);
+            return self.fill(messages, Value::from_serialize(tools), add_generation_prompt);
+        }
+        let plain =
+            tool_chat::plain(messages, tools).map_err(|source| TextError::Chat { source })?;
+        let messages = match plain {
+            Some(messages) => Value::from_serialize(messages),
+            None => Value::from_serialize(messages),
+        };
+        self.fill(messages, Value::from(()), add_generation_prompt)
+    }
+
+    fn fill(
+        &self,
+        messages: Value,
+        tools: Value,
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
         let mut variables = vec![
-            ("messages", Value::from_serialize(messages)),
+            ("messages", messages),
             ("add_generation_prompt", Value::from(add_generation_prompt)),
             // Templates test these for none, not for being defined.
-            ("tools", none.clone()),
-            ("documents", none),
+            ("tools", tools),
+            ("documents", Value::from(())),
         ];
         variables.extend(self.bos.as_deref().map(|bos| ("bos_token", Value::from(bos))));
         variables.extend(self.eos.as_deref().map(|eos| ("eos_token", Value::from(eos))));
@@ -136,7 +168,7 @@ fn to_json(value: Value, kwargs: Kwargs) -> Result<Value, minijinja::Error> {
             let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
             write_json(&value, formatter)
         }
-        None => write_json(&value, PythonFormatter),
+        None => python_json(&value),
     };
     let json = written.map_err(|error| {
         minijinja::Error::new(ErrorKind::BadSerialization, "cannot write JSON").with_source(error)
@@ -144,8 +176,13 @@ fn to_json(value: Value, kwargs: Kwargs) -> Result<Value, minijinja::Error> {
     Ok(Value::from(json))
 }
 
+/// JSON as Python's `json.dumps` writes it.
+pub(super) fn python_json(value: &impl Serialize) -> Result<String, serde_json::Error> {
+    write_json(value, PythonFormatter)
+}
+
 fn write_json(
-    value: &Value,
+    value: &impl Serialize,
     formatter: impl serde_json::ser::Formatter,
 ) -> Result<String, serde_json::Error> {
     let mut json = Vec::new();

@@ -130,6 +130,13 @@ pub enum TextError {
     /// The model has no chat template.
     #[error("the model has no chat template: send \"prompt\" instead of \"messages\"")]
     NoChatTemplate,
+    /// Messages or tools of a chat cannot be written as JSON.
+    #[error("a message or tool of the chat is no JSON")]
+    Chat {
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
     /// The chat template cannot be parsed.
     #[error("the chat template cannot be parsed")]
     TemplateSyntax {

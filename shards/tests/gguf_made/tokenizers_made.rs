@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use serde::Serialize;
+use serde_json::{Value, json};
 use stagebus_shards::text::{ChatTemplate, TextError, TextFiles, TextModel, write_text_files};
 use tempfile::TempDir;
 
@@ -289,7 +290,7 @@ proptest! {
 }
 
 fn render(template: &str, messages: &[Message]) -> Result<String, TextError> {
-    ChatTemplate::new(template, Some("<s>"), Some("</s>"))?.render(messages, true)
+    ChatTemplate::new(template, Some("<s>"), Some("</s>"))?.render::<_, ()>(messages, &[], true)
 }
 
 const CHAT: [Message; 2] =
@@ -321,6 +322,30 @@ fn templates_behave_as_in_python() {
     ] {
         assert_eq!(render(template, &CHAT).unwrap(), expected, "{template}");
     }
+}
+
+#[test]
+fn a_template_that_knows_calls_gets_functions_and_others_get_text() {
+    let messages = [
+        json!({"role": "user", "content": "hi"}),
+        json!({"role": "assistant", "content": "", "tool_calls":
+            [{"type": "function", "function": {"name": "f", "arguments": {"n": 1}}}]}),
+    ];
+    let tools = [json!({"name": "f"})];
+    let render = |template: &str, tools: &[Value]| {
+        ChatTemplate::new(template, None, None).unwrap().render(&messages, tools, true).unwrap()
+    };
+    let knows = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}\
+        {% for c in m.tool_calls %}<tool_call>{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
+    assert_eq!(render(knows, &tools), "[{\"name\": \"f\"}]hi<tool_call>{\"n\": 1}");
+    assert_eq!(render(knows, &[]), "hi<tool_call>{\"n\": 1}", "no functions are none");
+    // Another form of calls than the one that answers are read in.
+    let other = knows.replace("<tool_call>", "[CALL]");
+    let text = render(&other, &tools);
+    assert!(text.starts_with("# Tools") && text.contains("<tools>\n{\"name\": \"f\"}\n"), "{text}");
+    let call = "hi<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>";
+    assert!(text.ends_with(call), "{text}");
+    assert_eq!(render(&other, &[]), call);
 }
 
 #[test]

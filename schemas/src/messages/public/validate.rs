@@ -6,7 +6,7 @@ use crate::error::{ErrorClass, ErrorReply};
 use crate::ids::RequestId;
 use crate::messages::constraint::{Constraint, MAX_CONSTRAINT_BYTES};
 use crate::messages::control::Priority;
-use crate::messages::public::{ChatMessage, PromptRequest};
+use crate::messages::public::{ChatMessage, MAX_TOOLS, PromptRequest, Tool};
 use crate::messages::sampling::{FORBIDDEN, MAX_LOGIT_BIAS, Sampling};
 
 /// Highest temperature: beyond it every token is about as likely as any other.
@@ -67,7 +67,12 @@ impl Limits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PromptInput {
     /// A chat, rendered by the model's template.
-    Messages(Vec<ChatMessage>),
+    Messages {
+        /// What was said.
+        messages: Vec<ChatMessage>,
+        /// Functions that the model is told of.
+        tools: Vec<Tool>,
+    },
     /// Raw text, tokenised as it is.
     Text(String),
     /// Token ids, used as they are.
@@ -205,8 +210,15 @@ impl PromptRequest {
         }
         let given = [self.messages.is_some(), self.prompt.is_some(), self.tokens.is_some()];
         let found = given.into_iter().filter(|given| *given).count();
+        if !self.tools.is_empty() && self.messages.is_none() {
+            return Err(RequestError::Needs { field: "tools", needs: "messages" });
+        }
         let input = match (self.messages, self.prompt, self.tokens) {
-            (Some(messages), None, None) => check_messages(messages, limits)?,
+            (Some(messages), None, None) => {
+                check_messages(&messages, limits)?;
+                check_tools(&self.tools)?;
+                PromptInput::Messages { messages, tools: self.tools }
+            }
             (None, Some(text), None) if text.is_empty() => {
                 return Err(RequestError::Empty { field: "prompt" });
             }
@@ -346,21 +358,26 @@ fn check_stops(stops: &[String], limits: &Limits) -> Result<(), RequestError> {
     Ok(())
 }
 
-fn check_messages(
-    messages: Vec<ChatMessage>,
-    limits: &Limits,
-) -> Result<PromptInput, RequestError> {
+fn check_messages(messages: &[ChatMessage], limits: &Limits) -> Result<(), RequestError> {
     if messages.is_empty() {
         return Err(RequestError::Empty { field: "messages" });
     }
     check_length("messages", messages.len(), limits.max_messages, "entries")?;
-    for message in &messages {
+    for message in messages {
         if message.role.is_empty() {
             return Err(RequestError::Empty { field: "a role of messages" });
         }
         check_length("a role of messages", message.role.len(), MAX_ROLE_BYTES, "bytes")?;
     }
-    Ok(PromptInput::Messages(messages))
+    Ok(())
+}
+
+fn check_tools(tools: &[Tool]) -> Result<(), RequestError> {
+    check_length("tools", tools.len(), MAX_TOOLS, "entries")?;
+    if tools.iter().any(|tool| tool.function.name.is_empty()) {
+        return Err(RequestError::Empty { field: "a name of tools" });
+    }
+    Ok(())
 }
 
 fn check_tokens(tokens: Vec<u32>, limits: &Limits) -> Result<PromptInput, RequestError> {
