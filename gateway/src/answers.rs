@@ -221,8 +221,11 @@ impl<F: Format> Streamed<F> {
                     let chunk = StepsChunk::new(&self.head, index, &steps);
                     self.push(serde_json::to_string(&chunk));
                 }
-                if !text.is_empty() || !logprobs.is_empty() {
-                    let chunk = self.format.delta(&self.head, index, &text, &logprobs);
+                if text.is_empty() && logprobs.is_empty() {
+                    return;
+                }
+                let chunk = self.format.delta(&self.head, index, &text, &logprobs);
+                if let Some(chunk) = chunk.transpose() {
                     self.push(chunk);
                 }
             }

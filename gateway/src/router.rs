@@ -26,7 +26,7 @@ use crate::body::read_json;
 use crate::fleet::Model;
 use crate::gateway::{Gateway, Shared};
 use crate::live;
-use crate::openai::chat::{ChatFormat, ChatRequest};
+use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
 use crate::page;
 use crate::readiness::Readiness;
@@ -143,9 +143,8 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
 
 async fn chat(State(gateway): State<Shared>, request: Request) -> Answer {
     let request: ChatRequest = read_json(&gateway.settings, request).await?;
-    let order = request.order(&gateway)?;
-    let logprobs = order.requests.iter().any(|request| request.logprobs == Some(true));
-    answers::give(&gateway, order, ChatFormat { logprobs }).await
+    let (order, format) = request.order(&gateway)?;
+    answers::give(&gateway, order, format).await
 }
 
 async fn complete(State(gateway): State<Shared>, request: Request) -> Answer {

@@ -5,8 +5,10 @@ Takes the base URL and the model's name; prints one JSON object with what each c
 
 import json
 import sys
+from typing import Literal
 
 import openai
+import pydantic
 
 BASE_URL, MODEL = sys.argv[1], sys.argv[2]
 QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
@@ -105,13 +107,90 @@ def logprobs():
     }
 
 
+class Place(pydantic.BaseModel):
+    """A city, and how many days to stay."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    city: Literal["Kyoto", "Osaka", "Nara"]
+    days: int = pydantic.Field(ge=1, le=99)
+
+
+def structured():
+    """An answer that fits a schema: as an object of the client's own, as text, and streamed."""
+    request = {"model": MODEL, "messages": QUESTION, "temperature": 1, "seed": 4}
+    parsed = client.chat.completions.parse(**request, response_format=Place).choices[0].message
+    schema = {"name": "place", "strict": True, "schema": Place.model_json_schema()}
+    form = {"type": "json_schema", "json_schema": schema}
+    whole = chat(**request, response_format=form).choices[0]
+    text, reason = text_of(chat(**request, response_format=form, stream=True))
+    any_object = {"type": "json_object"}
+    cut = chat(**request, response_format=any_object, max_tokens=8).choices[0].message.content
+    return {
+        "object": json.loads(whole.message.content),
+        "fits": isinstance(Place.model_validate_json(whole.message.content), Place),
+        "parsed": parsed.parsed is not None and parsed.parsed.model_dump(),
+        "streamed": [text == whole.message.content, reason],
+        "any_object": cut[:1],
+    }
+
+
+def tool(name, parameters):
+    function = {"name": name, "description": f"Tells the {name}.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def calls_of(chunks):
+    """Name and arguments of the calls in a stream of chunks, its text, and its last reason."""
+    calls, text, reason = {}, "", None
+    for chunk in chunks:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reason = choice.finish_reason or reason
+            for part in choice.delta.tool_calls or []:
+                call = calls.setdefault(part.index, ["", ""])
+                call[0] += part.function.name or ""
+                call[1] += part.function.arguments
+    return list(calls.values()), text, reason
+
+
+def called():
+    """A function that must be called, whole and streamed, and what follows its result."""
+    tools = [tool("weather", Place.model_json_schema()), tool("time", {"type": "object"})]
+    choice = {"type": "function", "function": {"name": "weather"}}
+    request = {"model": MODEL, "messages": QUESTION, "tools": tools, "temperature": 1, "seed": 4}
+    forced = {**request, "tool_choice": choice, "parallel_tool_calls": False}
+    answer = chat(**forced).choices[0]
+    (call,) = answer.message.tool_calls
+    function = [call.function.name, call.function.arguments]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It rains."}
+    request["messages"] = [*QUESTION, answer.message, result]
+    free = chat(**request, tool_choice="none", max_tokens=8).choices[0]
+    auto = chat(**request, tool_choice="auto", max_tokens=40).choices[0]
+    required = chat(**{**request, "tools": tools[:1]}, tool_choice="required", max_tokens=80)
+    return {
+        "name": function[0],
+        "fits": isinstance(Place.model_validate_json(function[1]), Place),
+        "reason": answer.finish_reason,
+        "content": answer.message.content,
+        "streamed": calls_of(chat(**forced, stream=True)) == ([function], "", "tool_calls"),
+        "free": [free.message.tool_calls, bool(free.message.content)],
+        "auto": bool(auto.message.content or auto.message.tool_calls),
+        "required": required.choices[0].message.tool_calls[0].function.name,
+    }
+
+
 def errors():
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    unique = {"type": "array", "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": unique}}
+    functions = [{"name": "f"}]
+    nameless = [{"type": "function", "function": {"name": "f g"}}]
     return {
         "model": refused(lambda: chat(model="none", messages=QUESTION)),
         "temperature": refused(lambda: chat(model=MODEL, messages=QUESTION, temperature=-1)),
         "stop": refused(lambda: chat(model=MODEL, messages=QUESTION, stop=["x"] * 10_000)),
-        "tools": refused(lambda: chat(model=MODEL, messages=QUESTION, tools=tools)),
+        "functions": refused(lambda: chat(model=MODEL, messages=QUESTION, functions=functions)),
+        "tools": refused(lambda: chat(model=MODEL, messages=QUESTION, tools=nameless)),
+        "schema": refused(lambda: chat(model=MODEL, messages=QUESTION, response_format=form)),
         "context": refused(lambda: complete(model=MODEL, prompt="word " * 20_000)),
         "large": refused(lambda: complete(model=MODEL, prompt="x" * 2_000_000)),
         "embeddings": refused(lambda: client.embeddings.create(model=MODEL, input="x")),
@@ -130,5 +209,16 @@ def cancelled():
     return n_chunks
 
 
-CASES = [listed, whole, streamed, drawn, completed, logprobs, errors, cancelled]
+CASES = [
+    listed,
+    whole,
+    streamed,
+    drawn,
+    completed,
+    logprobs,
+    structured,
+    called,
+    errors,
+    cancelled,
+]
 print(json.dumps({case.__name__: case() for case in CASES}))

@@ -1,7 +1,10 @@
 //! `/v1/chat/completions`: the request.
 
+mod calls;
 mod format;
+mod grammar;
 mod message;
+mod tools;
 
 use std::collections::BTreeMap;
 
@@ -16,7 +19,9 @@ use crate::api_error::ApiError;
 use crate::gateway::Gateway;
 
 pub(crate) use format::ChatFormat;
+use grammar::ResponseFormat;
 pub(crate) use message::{Message, to_chat};
+use tools::{Calls, ToolChoice, ToolEntry};
 
 /// A request. Fields after `seed` and `stream_options` that change the answer are refused; those
 /// that start with an underscore change nothing that is sent, and are passed over.
@@ -44,9 +49,11 @@ pub(crate) struct ChatRequest {
     stream_options: Option<StreamOptions>,
 
     response_format: Option<ResponseFormat>,
+    tools: Option<Vec<ToolEntry>>,
+    tool_choice: Option<ToolChoice>,
+    parallel_tool_calls: Option<bool>,
+
     modalities: Option<Vec<String>>,
-    tools: Option<IgnoredAny>,
-    tool_choice: Option<IgnoredAny>,
     functions: Option<IgnoredAny>,
     function_call: Option<IgnoredAny>,
     audio: Option<IgnoredAny>,
@@ -57,8 +64,6 @@ pub(crate) struct ChatRequest {
 
     #[serde(rename = "metadata")]
     _metadata: Option<IgnoredAny>,
-    #[serde(rename = "parallel_tool_calls")]
-    _parallel_tool_calls: Option<IgnoredAny>,
     #[serde(rename = "prediction")]
     _prediction: Option<IgnoredAny>,
     #[serde(rename = "prompt_cache_key")]
@@ -77,20 +82,16 @@ pub(crate) struct ChatRequest {
     _user: Option<IgnoredAny>,
 }
 
-/// The form that the answer must have.
-#[derive(Debug, Deserialize)]
-struct ResponseFormat {
-    #[serde(rename = "type")]
-    kind: String,
-}
-
 impl ChatRequest {
-    /// Checks the request and makes what goes to the fleet.
+    /// Checks the request and makes what goes to the fleet, and the form of the answer.
     ///
     /// # Errors
     /// What is not supported, or out of its range.
-    pub(crate) fn order(self, gateway: &Gateway) -> Result<Order, ApiError> {
+    pub(crate) fn order(self, gateway: &Gateway) -> Result<(Order, ChatFormat), ApiError> {
         self.refuse_unsupported()?;
+        let calls = Calls::new(self.tools, self.tool_choice, self.parallel_tool_calls)?;
+        let constraint = grammar::constraint(self.response_format, calls.as_ref())?;
+        let format = ChatFormat::new(self.logprobs == Some(true), calls.is_some());
         let max_tokens = one_of(
             ("max_tokens", self.max_tokens),
             ("max_completion_tokens", self.max_completion_tokens),
@@ -106,6 +107,7 @@ impl ChatRequest {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.unwrap_or_default(),
+            constraint,
             stop: self.stop.map(Stop::into_texts).unwrap_or_default(),
             logprobs: self.logprobs,
             top_logprobs: self.top_logprobs,
@@ -113,30 +115,34 @@ impl ChatRequest {
         };
         let asked = Asked {
             model: self.model,
-            inputs: vec![Input::Messages(to_chat(self.messages)?)],
+            inputs: vec![Input::Messages(
+                to_chat(self.messages)?,
+                calls.map(|calls| calls.tools).unwrap_or_default(),
+            )],
             n: self.n,
             parameters,
             stream: self.stream,
             stream_options: self.stream_options,
         };
-        Order::new(gateway, asked)
+        Ok((Order::new(gateway, asked)?, format))
     }
 
     fn refuse_unsupported(&self) -> Result<(), ApiError> {
         refuse(&[
-            ("tools", self.tools.is_some()),
-            ("tool_choice", self.tool_choice.is_some()),
-            ("functions", self.functions.is_some()),
-            ("function_call", self.function_call.is_some()),
             ("audio", self.audio.is_some()),
             ("reasoning_effort", self.reasoning_effort.is_some()),
             ("verbosity", self.verbosity.is_some()),
             ("web_search_options", self.web_search_options.is_some()),
             ("moderation", self.moderation.is_some()),
         ])?;
-        if let Some(format) = self.response_format.as_ref().filter(|format| format.kind != "text") {
-            let message = format!("response_format {:?} is not supported here", format.kind);
-            return Err(ApiError::unsupported("response_format", message));
+        let older = [
+            ("functions", self.functions.is_some(), "tools"),
+            ("function_call", self.function_call.is_some(), "tool_choice"),
+        ];
+        if let Some((name, _, newer)) = older.iter().find(|(_, is_given, _)| *is_given) {
+            let message =
+                format!("{name} is OpenAI's older form and not supported here, use {newer}");
+            return Err(ApiError::unsupported(name, message));
         }
         if let Some(kind) = self.modalities.iter().flatten().find(|kind| *kind != "text") {
             let message = format!("modality {kind:?} is not supported here, answers are text");

@@ -76,7 +76,7 @@ fn is_empty(input: &Input) -> bool {
     match input {
         Input::Text(text) => text.is_empty(),
         Input::Tokens(tokens) => tokens.is_empty(),
-        Input::Messages(messages) => messages.is_empty(),
+        Input::Messages(messages, _) => messages.is_empty(),
     }
 }
 

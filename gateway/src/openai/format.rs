@@ -34,7 +34,7 @@ pub(crate) trait Format: Send + 'static {
     /// It cannot be represented.
     fn begin(&self, head: &Head, index: u32) -> serde_json::Result<Option<String>>;
 
-    /// A chunk with new text.
+    /// A chunk with what is new; nothing where more must come before it can be told.
     ///
     /// # Errors
     /// As above.
@@ -44,13 +44,13 @@ pub(crate) trait Format: Send + 'static {
         index: u32,
         text: &str,
         logprobs: &[TokenLogprobs],
-    ) -> serde_json::Result<String>;
+    ) -> serde_json::Result<Option<String>>;
 
     /// The chunk that ends a choice.
     ///
     /// # Errors
     /// As above.
-    fn end(&self, head: &Head, index: u32, reason: FinishReason) -> serde_json::Result<String>;
+    fn end(&mut self, head: &Head, index: u32, reason: FinishReason) -> serde_json::Result<String>;
 
     /// The chunk that tells what was used.
     ///

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use stagebus_schemas::ids::{ModelName, RequestId};
-use stagebus_schemas::messages::public::{ChatMessage, Limits, PromptRequest};
+use stagebus_schemas::messages::public::{ChatMessage, Limits, PromptRequest, Tool};
 
 use crate::api_error::ApiError;
 use crate::gateway::Gateway;
@@ -54,8 +54,8 @@ pub(crate) struct StreamOptions {
 /// Where the tokens of a prompt come from.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Input {
-    /// A chat.
-    Messages(Vec<ChatMessage>),
+    /// A chat, and the functions that the model is told of.
+    Messages(Vec<ChatMessage>, Vec<Tool>),
     /// Text as it is.
     Text(String),
     /// Token ids as they are.
@@ -192,7 +192,9 @@ impl Order {
 impl Input {
     fn of(self, request: PromptRequest) -> PromptRequest {
         match self {
-            Self::Messages(messages) => PromptRequest { messages: Some(messages), ..request },
+            Self::Messages(messages, tools) => {
+                PromptRequest { messages: Some(messages), tools, ..request }
+            }
             Self::Text(prompt) => PromptRequest { prompt: Some(prompt), ..request },
             Self::Tokens(tokens) => PromptRequest { tokens: Some(tokens), ..request },
         }

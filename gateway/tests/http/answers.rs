@@ -29,7 +29,7 @@ fn with(mut request: Value, more: &Value) -> Value {
 
 /// The prompt and the greedy answer of [`chat`].
 fn expected_chat(bed: &Bed) -> (Vec<u32>, Vec<u32>) {
-    let message = ChatMessage { role: "user".to_owned(), content: "hi".to_owned() };
+    let message = ChatMessage::new("user", "hi");
     let prompt = bed.text.encode_chat(&[message]).unwrap();
     let tokens = bed.expected(&prompt, 30);
     (prompt, tokens)

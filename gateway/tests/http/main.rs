@@ -9,6 +9,7 @@ mod shard_set;
 mod access;
 mod answers;
 mod bed;
+mod calls;
 mod client;
 mod malformed;
 mod models;

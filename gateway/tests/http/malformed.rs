@@ -25,6 +25,10 @@ async fn wrong_values_are_refused_with_their_place() {
     let biases: serde_json::Map<String, Value> =
         (0..5000).map(|token| (token.to_string(), json!(1))).collect();
     let biases = format!(r#","logit_bias":{}"#, Value::from(biases));
+    let schema = format!(
+        r#","response_format":{{"type":"json_schema","json_schema":{{"name":"n","schema":{}}}}}"#,
+        json!({"enum": vec!["x".repeat(100); 2000]})
+    );
     for (more, param) in [
         (stops.as_str(), "stop"),
         (&long, "stop"),
@@ -58,8 +62,26 @@ async fn wrong_values_are_refused_with_their_place() {
         (r#","logprobs":true,"top_logprobs":21"#, "top_logprobs"),
         (r#","seed":0.5"#, "seed"),
         (r#","stream_options":{"include_usage":true}"#, "stream_options"),
-        (r#","tools":[{"type":"function"}]"#, "tools"),
+        (r#","tools":[{"type":"function"}]"#, "tools[0]"),
+        (r#","tools":{}"#, "tools"),
+        (r#","tools":[{"type":"custom","custom":{"name":"f"}}]"#, "tools[0].type"),
+        (r#","tools":[{"type":"function","function":{"name":"a b"}}]"#, "tools[0].function.name"),
+        (
+            r#","tools":[{"type":"function","function":{"name":"f","parameters":{"type":"array"}}}]"#,
+            "tools[0].function.parameters",
+        ),
+        (r#","tool_choice":"required""#, "tool_choice"),
+        (r#","tool_choice":{"type":"function","function":{"name":"f"}}"#, "tool_choice"),
+        (r#","tool_choice":"any""#, "tool_choice"),
+        (r#","functions":[{"name":"f"}]"#, "functions"),
+        (r#","function_call":"auto""#, "function_call"),
         (r#","response_format":{"type":"json_schema"}"#, "response_format"),
+        (r#","response_format":{"type":"yaml"}"#, "response_format"),
+        (
+            r#","response_format":{"type":"json_schema","json_schema":{"name":"n","schema":[]}}"#,
+            "response_format.json_schema.schema",
+        ),
+        (&schema, "response_format"),
         (r#","temprature":1"#, "temprature"),
     ] {
         let response = client::send(gateway.address, &raw(more)).await;

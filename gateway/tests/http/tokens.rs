@@ -22,7 +22,7 @@ async fn text_becomes_tokens_and_back_with_a_local_shard_set() {
     assert_eq!(found, json!({"prompt": "né"}));
     let request = json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]});
     let found = client::post(gateway.address, "/tokenize", &request).await.json();
-    let message = ChatMessage { role: "user".to_owned(), content: "hi".to_owned() };
+    let message = ChatMessage::new("user", "hi");
     assert_eq!(found["tokens"], json!(bed.text.encode_chat(&[message]).unwrap()));
 
     for (path, request, status) in [

@@ -134,11 +134,22 @@ async fn the_official_client_gets_what_it_expects() -> Result<()> {
     }
     ensure!(logprobs["legacy_offsets"][0] == 0, "{logprobs:#}");
 
+    let structured = &found["structured"];
+    let object = &structured["object"];
+    let expected = json!({"object": object, "fits": true, "parsed": object,
+        "streamed": [true, "stop"], "any_object": "{"});
+    ensure!(*structured == expected, "{structured:#}");
+    let called = json!({"name": "weather", "fits": true, "reason": "tool_calls", "content": null,
+        "streamed": true, "free": [null, true], "auto": true, "required": "weather"});
+    ensure!(found["called"] == called, "{:#}", found["called"]);
+
     let errors = json!({
         "model": ["NotFoundError", 404, "model_not_found", "model"],
         "temperature": ["BadRequestError", 400, "invalid_value", "temperature"],
         "stop": ["BadRequestError", 400, "invalid_value", "stop"],
-        "tools": ["BadRequestError", 400, "unsupported_parameter", "tools"],
+        "functions": ["BadRequestError", 400, "unsupported_parameter", "functions"],
+        "tools": ["BadRequestError", 400, "invalid_value", "tools[0].function.name"],
+        "schema": ["BadRequestError", 400, "invalid_value", null],
         "context": ["BadRequestError", 400, "invalid_value", null],
         "large": ["APIStatusError", 413, "request_too_large", null],
         "embeddings": ["InternalServerError", 501, "embeddings_unavailable", null],

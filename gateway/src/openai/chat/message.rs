@@ -2,7 +2,8 @@
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use stagebus_schemas::messages::public::ChatMessage;
+use serde_json::{Map, Value};
+use stagebus_schemas::messages::public::{ChatMessage, FunctionCall, ToolCall, ToolKind};
 
 use crate::api_error::ApiError;
 
@@ -13,8 +14,8 @@ pub(crate) struct Message {
     role: Role,
     content: Option<Content>,
     refusal: Option<String>,
-    tool_calls: Option<Vec<IgnoredAny>>,
-    tool_call_id: Option<IgnoredAny>,
+    tool_calls: Option<Vec<CallEntry>>,
+    tool_call_id: Option<String>,
     function_call: Option<IgnoredAny>,
     audio: Option<IgnoredAny>,
     /// Web pages that OpenAI's search found, in a message that is sent back.
@@ -54,6 +55,34 @@ enum Part {
     Refusal { refusal: String },
 }
 
+/// A call of a function that the assistant has made before.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CallEntry {
+    id: String,
+    #[serde(rename = "type", default)]
+    kind: ToolKind,
+    function: CalledFunction,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CalledFunction {
+    name: String,
+    /// The text of a JSON object.
+    arguments: String,
+}
+
+impl CalledFunction {
+    /// Reads the arguments, which some clients leave empty where there are none.
+    fn arguments(&self) -> serde_json::Result<Map<String, Value>> {
+        match self.arguments.trim() {
+            "" => Ok(Map::new()),
+            text => serde_json::from_str(text),
+        }
+    }
+}
+
 impl Content {
     /// The text; parts are lines of their own.
     fn into_text(self) -> String {
@@ -73,7 +102,7 @@ impl Content {
 /// Turns messages into those that chat templates know.
 ///
 /// # Errors
-/// No message, one without text, or one that belongs to tools.
+/// No message, one without text, calls and results where they cannot be.
 pub(crate) fn to_chat(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid(Some("messages".to_owned()), "messages is empty"));
@@ -84,29 +113,51 @@ pub(crate) fn to_chat(messages: Vec<Message>) -> Result<Vec<ChatMessage>, ApiErr
 impl Message {
     fn into_chat(self, i: usize) -> Result<ChatMessage, ApiError> {
         let at = |field: &str| format!("messages[{i}].{field}");
+        let invalid =
+            |field: &str, message: String| Err(ApiError::invalid(Some(at(field)), message));
         let role = match self.role {
             // OpenAI's newer name for the same.
             Role::System | Role::Developer => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
-            Role::Tool | Role::Function => {
-                let message = "messages of tools are not supported here";
+            Role::Tool => "tool",
+            Role::Function => {
+                let message =
+                    "role function is OpenAI's older form and not supported here, use tool";
                 return Err(ApiError::unsupported(&at("role"), message));
             }
         };
-        let of_tools = [
-            ("tool_calls", self.tool_calls.is_some_and(|calls| !calls.is_empty())),
-            ("tool_call_id", self.tool_call_id.is_some()),
-            ("function_call", self.function_call.is_some()),
-            ("audio", self.audio.is_some()),
-        ];
-        if let Some((field, _)) = of_tools.iter().find(|(_, is_given)| *is_given) {
+        let unsupported =
+            [("function_call", self.function_call.is_some()), ("audio", self.audio.is_some())];
+        if let Some((field, _)) = unsupported.iter().find(|(_, is_given)| *is_given) {
             let message = format!("{field} of a message is not supported here");
             return Err(ApiError::unsupported(&at(field), message));
         }
-        let content = self.content.map(Content::into_text).or(self.refusal).ok_or_else(|| {
-            ApiError::invalid(Some(at("content")), format!("message {i} has no content"))
-        })?;
-        Ok(ChatMessage { role: role.to_owned(), content })
+        let calls = self.tool_calls.unwrap_or_default();
+        if !calls.is_empty() && self.role != Role::Assistant {
+            return invalid("tool_calls", format!("message {i} calls functions as {role}"));
+        }
+        if self.tool_call_id.is_some() != (self.role == Role::Tool) {
+            let message = "tool_call_id names the call whose result a message of role tool is";
+            return invalid("tool_call_id", message.to_owned());
+        }
+        let content = self.content.map(Content::into_text).or(self.refusal);
+        let content = match content {
+            Some(content) => content,
+            None if !calls.is_empty() => String::new(),
+            None => return invalid("content", format!("message {i} has no content")),
+        };
+        let mut tool_calls = Vec::with_capacity(calls.len());
+        for (j, CallEntry { id, kind, function }) in calls.into_iter().enumerate() {
+            let Ok(arguments) = function.arguments() else {
+                let field = format!("tool_calls[{j}].function.arguments");
+                return invalid(&field, format!("{field} is no text of a JSON object"));
+            };
+            let arguments = Value::Object(arguments);
+            let function = FunctionCall { name: function.name, arguments };
+            tool_calls.push(ToolCall { id: Some(id), kind, function });
+        }
+        let tool_call_id = self.tool_call_id;
+        Ok(ChatMessage { role: role.to_owned(), content, tool_calls, tool_call_id })
     }
 }

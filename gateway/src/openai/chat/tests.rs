@@ -2,7 +2,7 @@
 
 use super::*;
 use serde_json::{Value, json};
-use stagebus_schemas::messages::public::ChatMessage;
+use stagebus_schemas::messages::public::{ChatMessage, FunctionCall, ToolCall, ToolKind};
 
 /// Reads a request that has `more` besides a model and a message.
 fn read(more: &Value) -> Result<ChatRequest, String> {
@@ -15,8 +15,6 @@ fn read(more: &Value) -> Result<ChatRequest, String> {
 #[test]
 fn what_is_not_done_here_is_refused_by_name() {
     for (name, value) in [
-        ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
-        ("tool_choice", json!("auto")),
         ("functions", json!([])),
         ("function_call", json!("none")),
         ("audio", json!({})),
@@ -24,7 +22,6 @@ fn what_is_not_done_here_is_refused_by_name() {
         ("verbosity", json!("low")),
         ("web_search_options", json!({})),
         ("moderation", json!({})),
-        ("response_format", json!({"type": "json_object"})),
         ("modalities", json!(["text", "audio"])),
     ] {
         let request = read(&json!({name: value})).expect("a known field");
@@ -39,7 +36,7 @@ fn what_is_not_done_here_is_refused_by_name() {
 #[test]
 fn what_changes_nothing_is_passed_over() {
     let request = read(&json!({
-        "metadata": {"a": "b"}, "parallel_tool_calls": true, "prediction": null,
+        "metadata": {"a": "b"}, "prediction": null,
         "prompt_cache_key": "k", "prompt_cache_options": {}, "prompt_cache_retention": "24h", "safety_identifier": "s",
         "service_tier": "auto", "store": false, "user": "u", "tools": null,
         "response_format": {"type": "text"}, "modalities": ["text"],
@@ -62,26 +59,50 @@ fn messages_become_those_that_templates_know() {
         {"role": "assistant", "content": "c", "refusal": null, "annotations": [],
             "audio": null, "function_call": null, "tool_calls": null},
         {"role": "assistant", "refusal": "no"},
+        {"role": "assistant", "content": null, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": [1]}"}},
+            {"id": "2", "type": "function", "function": {"name": "g", "arguments": ""}}]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "4"}]},
     ]));
-    let message = |role: &str, content: &str| ChatMessage {
-        role: role.to_owned(),
-        content: content.to_owned(),
+    let call = |id: &str, name: &str, arguments: Value| ToolCall {
+        id: Some(id.to_owned()),
+        kind: ToolKind::Function,
+        function: FunctionCall { name: name.to_owned(), arguments },
     };
     let expected = vec![
-        message("system", "be brief"),
-        message("user", "a\nb"),
-        message("assistant", "c"),
-        message("assistant", "no"),
+        ChatMessage::new("system", "be brief"),
+        ChatMessage::new("user", "a\nb"),
+        ChatMessage::new("assistant", "c"),
+        ChatMessage::new("assistant", "no"),
+        ChatMessage {
+            tool_calls: vec![call("1", "f", json!({"a": [1]})), call("2", "g", json!({}))],
+            ..ChatMessage::new("assistant", "")
+        },
+        ChatMessage { tool_call_id: Some("1".to_owned()), ..ChatMessage::new("tool", "4") },
     ];
     assert_eq!(found, Ok(expected));
+    let called = |arguments: &str| {
+        json!([{"role": "assistant", "tool_calls":
+            [{"id": "1", "function": {"name": "f", "arguments": arguments}}]}])
+    };
     for (wrong, param) in [
         (json!([]), "messages"),
-        (json!([{"role": "tool", "content": "x", "tool_call_id": "1"}]), "messages[0].role"),
-        (json!([{"role": "user"}]), "messages[0].content"),
+        (json!([{"role": "function", "content": "x", "name": "f"}]), "messages[0].role"),
+        (json!([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
+        (json!([{"role": "tool", "tool_call_id": "1"}]), "messages[0].content"),
         (
-            json!([{"role": "assistant", "content": "x", "tool_calls": [{}]}]),
+            json!([{"role": "user", "content": "x", "tool_call_id": "1"}]),
+            "messages[0].tool_call_id",
+        ),
+        (json!([{"role": "user"}]), "messages[0].content"),
+        (json!([{"role": "assistant", "tool_calls": []}]), "messages[0].content"),
+        (
+            json!([{"role": "user", "content": "x", "tool_calls":
+                [{"id": "1", "function": {"name": "f", "arguments": ""}}]}]),
             "messages[0].tool_calls",
         ),
+        (called("{\"a\": "), "messages[0].tool_calls[0].function.arguments"),
+        (called("[]"), "messages[0].tool_calls[0].function.arguments"),
     ] {
         let error = chat(wrong).expect_err(param);
         assert!(error.to_json().contains(&format!("\"param\":\"{param}\"")), "{error:?}");
@@ -95,6 +116,9 @@ fn images_and_other_roles_are_no_messages() {
         json!([{"role": "king", "content": "x"}]),
         json!([{"role": "user", "content": 3}]),
         json!([{"content": "x"}]),
+        json!([{"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}]),
+        json!([{"role": "assistant", "tool_calls":
+            [{"id": "1", "function": {"name": "f", "arguments": {}}}]}]),
         json!({"role": "user", "content": "x"}),
     ] {
         read(&json!({"messages": wrong.clone()})).expect_err(&wrong.to_string());

@@ -80,15 +80,15 @@ impl Format for TextFormat {
         index: u32,
         text: &str,
         logprobs: &[TokenLogprobs],
-    ) -> serde_json::Result<String> {
+    ) -> serde_json::Result<Option<String>> {
         let mut offset = self.offsets.get(&index).copied().unwrap_or(0);
         let logprobs = self.logprobs_of(logprobs, &mut offset);
         self.offsets.insert(index, offset);
         let choice = Choice { index: index as usize, text, logprobs, finish_reason: None };
-        serde_json::to_string(&Completion::chunk(head, &[choice]))
+        serde_json::to_string(&Completion::chunk(head, &[choice])).map(Some)
     }
 
-    fn end(&self, head: &Head, index: u32, reason: FinishReason) -> serde_json::Result<String> {
+    fn end(&mut self, head: &Head, index: u32, reason: FinishReason) -> serde_json::Result<String> {
         let finish_reason = Some(finish_reason(reason));
         let choice = Choice { index: index as usize, text: "", logprobs: None, finish_reason };
         serde_json::to_string(&Completion::chunk(head, &[choice]))
@@ -136,7 +136,8 @@ mod tests {
         let mut format = TextFormat::new(Some(0));
         let head = head(false);
         let mut offset = |index, text: &str| {
-            let chunk = parsed(format.delta(&head, index, text, &[token(text)]));
+            let chunk = format.delta(&head, index, text, &[token(text)]);
+            let chunk = parsed(chunk.map(Option::unwrap_or_default));
             chunk["choices"][0]["logprobs"]["text_offset"][0].clone()
         };
         assert_eq!(
