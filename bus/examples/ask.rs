@@ -21,8 +21,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelName::new(argument("smollm2-135m-instruct-q4_1"))?;
     let bus = Bus::connect(BusOptions::new(argument("nats://127.0.0.1:4222"), "ask")).await?;
 
+    let said = ChatMessage { role: "user".to_owned(), content, ..ChatMessage::default() };
     let request = PromptRequest {
-        messages: Some(vec![ChatMessage { role: "user".to_owned(), content }]),
+        messages: Some(vec![said]),
         max_tokens: Some(64),
         ..PromptRequest::default()
     };

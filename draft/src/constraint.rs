@@ -30,21 +30,22 @@ use guide::Origin;
 pub use guide::{Guide, GuideError, TokenSet};
 
 /// What the lexer may spend on the tokens of one position, and on what is followed between two such
-/// sets: about 15 ms, the library's default.
-const STEP_LEXER_FUEL: u64 = 200_000;
+/// sets: about 7 ms.
+const STEP_LEXER_FUEL: u64 = 100_000;
 
 /// What compiling a constraint and following it may cost at most.
 ///
-/// Fuel of the lexer is worth about 70 ns a unit. A state of a lexer takes one or two kilobytes;
-/// schemas in use stay below some thousand, and the largest public ones need half of the initial
-/// fuel.
+/// Chosen with `examples/constraints.rs`: a schema of 240 properties has room, and what is meant to
+/// cost much is refused, or ends at the first position that takes more than some tens of
+/// milliseconds. Fuel of the lexer is worth about 70 ns a unit. A state of a lexer takes one or two
+/// kilobytes; schemas in use stay below some thousand.
 const LIMITS: ParserLimits = ParserLimits {
-    max_items_in_row: 2_000,
-    initial_lexer_fuel: 1_000_000,
+    max_items_in_row: 600,
+    initial_lexer_fuel: 200_000,
     step_lexer_fuel: STEP_LEXER_FUEL,
-    step_max_items: 50_000,
+    step_max_items: 8_000,
     max_lexer_states: 20_000,
-    max_grammar_size: 500_000,
+    max_grammar_size: 50_000,
     precompute_large_lexemes: true,
     verbose_errors: false,
 };
@@ -59,9 +60,10 @@ const MAX_KEPT: usize = 16;
 /// Largest of them, in bytes: those of schemas in use are smaller.
 const MAX_KEPT_BYTES: usize = 4 << 20;
 
-/// White space between two parts of a JSON text. Without a bound a model that is drawn from may go
-/// on with it for ever; this is room for a new line and a deep indentation.
-const JSON_WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,40}";
+/// White space between two parts of a JSON text: a space, or a new line and an indentation. With room
+/// for more, a model that is drawn from may go on with new lines until nothing is left of
+/// `max_tokens`.
+const JSON_WHITE_SPACE: &str = r"(\x20|\x0D?\x0A[\x20\x09]{0,20})";
 
 /// The key under which llguidance looks for options in a JSON schema.
 const SCHEMA_OPTIONS: &str = "x-guidance";

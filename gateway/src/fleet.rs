@@ -24,7 +24,7 @@ use crate::error::GatewayError;
 
 /// How often the fleet is looked at. Whoever misses three announcements, which are 1.5 s by
 /// default, is shown as gone within two seconds.
-const LOOK: Duration = Duration::from_millis(400);
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Least time between two values of a model's history.
 const HISTORY_PACE: Duration = Duration::from_secs(1);

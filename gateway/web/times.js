@@ -40,10 +40,10 @@ export class Times {
     const head = [
       el("th", { scope: "col" }, "Text"),
       el("th", { scope: "col", class: "number" }, "Tokens"),
+      el("th", { scope: "col", class: "number" }, "All"),
       ...stages.map((stage) => el("th", { scope: "col", class: "number" }, key(stage), `Stage ${stage}`)),
       el("th", { scope: "col", class: "number" }, key("queue"), "Queues"),
       el("th", { scope: "col", class: "number" }, key("hops"), "Hops"),
-      el("th", { scope: "col", class: "number" }, "All"),
     ];
     const longest = Math.max(...this.steps.map((step) => step.round_trip_ms));
     const rows = this.steps.map((step) => stepRow(step, longest));
@@ -79,11 +79,10 @@ function stepRow(step, longest) {
     bar.append(piece);
   }
   return el("tr", {},
-    el("th", { scope: "row" }, el("q", {}, shown(step.text)), bar),
-    number(String(step.tokens)),
+    el("th", { scope: "row" }, shown(step.text), bar),
+    number(String(step.tokens)), number(milliseconds(step.round_trip_ms)),
     ...step.stage_infer_ms.map((ms) => number(milliseconds(ms))),
-    number(milliseconds(queues)), number(milliseconds(step.hops_ms)),
-    number(milliseconds(step.round_trip_ms)));
+    number(milliseconds(queues)), number(milliseconds(step.hops_ms)));
 }
 
 function meanRow(steps, stages) {
@@ -91,17 +90,18 @@ function meanRow(steps, stages) {
   const tokens = sum(steps.map((step) => step.tokens)) / steps.length;
   return el("tr", {},
     el("th", { scope: "row" }, "Mean"),
-    number(tokens.toFixed(1)),
+    number(tokens.toFixed(1)), mean((step) => step.round_trip_ms),
     ...stages.map((stage) => mean((step) => step.stage_infer_ms[stage])),
-    mean((step) => sum(step.stage_queue_ms)), mean((step) => step.hops_ms),
-    mean((step) => step.round_trip_ms));
+    mean((step) => sum(step.stage_queue_ms)), mean((step) => step.hops_ms));
 }
 
 function number(text) {
   return el("td", { class: "number" }, text);
 }
 
-/** Text of a token with its spaces and line ends to be seen. */
+/** The text of a step with its spaces and line ends to be seen. */
 function shown(text) {
-  return text.replaceAll("\n", "↵").replaceAll(" ", "\u00a0");
+  return text === ""
+    ? el("span", { class: "quiet" }, "no text")
+    : el("q", {}, text.replaceAll("\n", "↵").replaceAll(" ", "\u00a0"));
 }

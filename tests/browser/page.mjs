@@ -109,7 +109,7 @@ async function chatAnswers(page) {
     [...row.children].slice(1).map((cell) => Number(cell.textContent))));
   const used = Number((await turn.locator("p.quiet").innerText()).match(/^(\d+) tokens/)[1]);
   assert.equal(steps.reduce((sum, [tokens]) => sum + tokens, 0), used);
-  for (const [, first, second, queues, hops, all] of steps) {
+  for (const [, all, first, second, queues, hops] of steps) {
     assert(first > 0 && second > 0 && hops > 0, `${steps}`);
     assert(first + second + queues + hops <= all + 0.05, `${steps}`);
   }

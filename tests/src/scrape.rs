@@ -67,8 +67,8 @@ impl Scrape {
             ensure!(samples.insert((name, labels), value).is_none(), "{line}: comes twice");
         }
         let scrape = Self { samples };
-        let histograms = families.iter().filter(|(_, kind)| **kind == "histogram");
-        histograms.map(|(family, _)| scrape.check_buckets(family)).collect::<Result<()>>()?;
+        let mut histograms = families.iter().filter(|(_, kind)| **kind == "histogram");
+        histograms.try_for_each(|(family, _)| scrape.check_buckets(family))?;
         Ok(scrape)
     }
 

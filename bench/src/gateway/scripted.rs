@@ -149,7 +149,7 @@ impl Scripted {
 
     async fn token(&self, asked: &mut Asked, i: u64) -> anyhow::Result<()> {
         let (text, tokens, logprobs) = (piece(i), vec![1], Vec::new());
-        self.tell(asked, &Event::Token { i, text, tokens, logprobs }).await
+        self.tell(asked, &Event::Token { i, text, tokens, logprobs, steps: Vec::new() }).await
     }
 
     async fn done(&self, asked: &mut Asked, completion_tokens: u32) -> anyhow::Result<()> {

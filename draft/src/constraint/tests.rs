@@ -178,6 +178,11 @@ fn tokens_across_the_borders_of_json_are_taken() {
 
 #[test]
 fn what_cannot_be_honoured_is_refused_with_the_reason() {
+    let chain: String = (0..9000).map(|i| format!("a{i}: a{}\n", i + 1)).collect();
+    let chain = json!({ "type": "lark", "grammar": format!("start: a0\n{chain}a9000: \"x\"\n") });
+    assert!(fits(&mut guide(chain), "x"), "the longest chain of rules is no trouble");
+    let part = json!({ "substring_chars": "abcdefgh".repeat(9000) });
+    let substrings = format!("start: S\nS: %regex {part}\n");
     let nested = (0..64).fold(json!({}), |inner, _| json!({ "not": inner }));
     let cases = [
         (json!({ "type": "json_schema", "schema": { "type": "wrong" } }), "wrong"),
@@ -191,6 +196,7 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
         (json!({ "type": "lark", "grammar": "start: \"a" }), "start"),
         (json!({ "type": "lark", "grammar": format!("start: {}", "(".repeat(100_000)) }), "nested"),
         (json!({ "type": "lark", "grammar": "start: <|no_token|>" }), "no_token"),
+        (json!({ "type": "lark", "grammar": substrings }), "too big"),
         // Its texts cannot be taken back, and drafted ones are.
         (json!({ "type": "lark", "grammar": "start: a\na[stop=\"x\"]: /[a-z]*/" }), "rollback"),
         (json!({ "type": "lark", "grammar": "start: a\na[max_tokens=3]: /[a-z]*/" }), "rollback"),
@@ -209,6 +215,18 @@ fn what_cannot_be_honoured_is_refused_with_the_reason() {
     let outside = Grammars::new(text(), VOCAB_SIZE, &[9999]);
     let error = outside.compile(&Constraint::JsonObject {}).expect_err("no such end token");
     assert!(matches!(error, ConstraintError::Vocabulary { .. }), "{error}");
+}
+
+#[test]
+fn what_becomes_too_complex_is_an_error_at_every_attempt_and_for_this_output_only() {
+    let ambiguous = "start: start start | start start start | \"a\"? | \"b\"\n";
+    let mut guide = guide(json!({ "type": "lark", "grammar": ambiguous }));
+    let long = vec![u32::from(b'a'); 4000];
+    for _ in 0..2 {
+        let error = guide.next_tokens(&long).expect_err("too complex");
+        assert!(matches!(error, GuideError::TooComplex { .. }), "{error}");
+        assert!(fits(&mut guide, "ab"));
+    }
 }
 
 #[test]

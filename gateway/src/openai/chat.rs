@@ -91,7 +91,8 @@ impl ChatRequest {
         self.refuse_unsupported()?;
         let calls = Calls::new(self.tools, self.tool_choice, self.parallel_tool_calls)?;
         let constraint = grammar::constraint(self.response_format, calls.as_ref())?;
-        let format = ChatFormat::new(self.logprobs == Some(true), calls.is_some());
+        let format = ChatFormat::new(self.logprobs == Some(true));
+        let format = if calls.is_some() { format.with_calls() } else { format };
         let max_tokens = one_of(
             ("max_tokens", self.max_tokens),
             ("max_completion_tokens", self.max_completion_tokens),

@@ -64,6 +64,16 @@ impl Constraint {
     }
 }
 
+/// Reads the public form: a map with names, and not a list of the fields in order.
+pub(super) fn from_map<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Constraint>, D::Error> {
+    let map = Option::<serde_json::Map<String, Value>>::deserialize(deserializer)?;
+    map.map(|map| serde_json::from_value(Value::Object(map)))
+        .transpose()
+        .map_err(serde::de::Error::custom)
+}
+
 /// Writes a constraint as one text.
 pub(super) fn serialize<S: Serializer>(
     constraint: &Option<Arc<Constraint>>,

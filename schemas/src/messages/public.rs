@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorClass;
 use crate::ids::{RequestId, StageIndex};
+use crate::messages::constraint;
 use crate::messages::control::Priority;
 
 pub use crate::messages::constraint::{Constraint, MAX_CONSTRAINT_BYTES};
@@ -92,7 +93,7 @@ pub struct PromptRequest {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub logit_bias: BTreeMap<u32, f32>,
     /// What the output must be; anything when absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "constraint::from_map")]
     pub constraint: Option<Constraint>,
     /// Texts that end the output; they are not part of it.
     #[serde(skip_serializing_if = "Vec::is_empty")]

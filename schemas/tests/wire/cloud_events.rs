@@ -179,7 +179,13 @@ fn event(packing: Packing, request: Option<&RequestId>, answer: Option<u64>) -> 
     let coordinator = CoordinatorId::new("c1").expect("an id");
     let (subjects, coordinator) = (&subjects, &coordinator);
     let origin = EventOrigin { subjects, coordinator, request, answer, index: 3 };
-    let token = Event::Token { i: 2, text: "b".into(), tokens: vec![7], logprobs: Vec::new() };
+    let token = Event::Token {
+        i: 2,
+        text: "b".into(),
+        tokens: vec![7],
+        logprobs: Vec::new(),
+        steps: Vec::new(),
+    };
     encode_event(&token, ContentType::Json, packing, &origin).expect("encodes")
 }
 

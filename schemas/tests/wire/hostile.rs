@@ -55,9 +55,9 @@ fn any_flipped_bit_is_survived() {
 #[test]
 fn another_version_is_told_as_that_whatever_else_it_holds() {
     let messages = [
-        serde_json::json!({"version": 7}),
-        serde_json::json!({"version": 7, "shape": [1, {"a": null}], "steps": "none"}),
-        serde_json::json!({"a_new_field": {"b": [1, 2.5, "c"]}, "version": 7}),
+        serde_json::json!({"version": 8}),
+        serde_json::json!({"version": 8, "shape": [1, {"a": null}], "steps": "none"}),
+        serde_json::json!({"a_new_field": {"b": [1, 2.5, "c"]}, "version": 8}),
     ];
     for message in &messages {
         let bytes = codec::encode_public(ContentType::MessagePack, message).expect("encodes");
@@ -68,7 +68,7 @@ fn another_version_is_told_as_that_whatever_else_it_holds() {
                 matches!(
                     error,
                     CodecError::Version { found, expected: MessageVersion::CURRENT }
-                        if found.number() == 7
+                        if found.number() == 8
                 ),
                 "{}: {error:?}",
                 sample.name

@@ -73,7 +73,7 @@ impl ChatTemplate {
     /// ends where the model's answer begins.
     ///
     /// A template that does not know of functions, or has calls in another form than between
-    /// [`TOOL_CALL_OPEN`] and its like, gets them as text ([`super::tool_chat`]).
+    /// [`TOOL_CALL_OPEN`] and its like, gets them as text (`tool_chat`).
     ///
     /// # Errors
     /// [`TextError::TemplateRefusal`] if the template does not take these messages,

@@ -9,9 +9,7 @@ use stagebus_schemas::ids::StageIndex;
 use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::messages::public::FinishReason;
 
-use super::{
-    CoordinatorMetrics, GatewayMetrics, Outcome, Recovery, WorkerMetrics, encode, mirror,
-};
+use super::{CoordinatorMetrics, GatewayMetrics, Outcome, Recovery, WorkerMetrics, encode, mirror};
 use crate::names::{self, Kind, Metric};
 
 fn exposition(registry: &Registry) -> String {

@@ -213,7 +213,7 @@ mod tests {
                 assert_eq!(read([first, second]), (expected.clone(), ends), "{first:?} {second:?}");
             }
             let (reader, whole) = CallReader::whole(&answer);
-            assert_eq!((whole.len(), reader.ends_with_call()), (expected.len(), ends));
+            assert_eq!((whole.is_empty(), reader.ends_with_call()), (expected.is_empty(), ends));
         }
     }
 

@@ -192,9 +192,14 @@ fn chunk(head: &Head, choice: ChunkChoice<'_>) -> serde_json::Result<String> {
 }
 
 impl ChatFormat {
-    /// The form for a request that asks for log-probabilities, or has functions to call.
-    pub(crate) fn new(logprobs: bool, may_call: bool) -> Self {
-        Self { logprobs, may_call, readers: HashMap::new() }
+    /// The form for a request that asks for log-probabilities or does not.
+    pub(crate) fn new(logprobs: bool) -> Self {
+        Self { logprobs, may_call: false, readers: HashMap::new() }
+    }
+
+    /// The form for a request that has functions to call.
+    pub(crate) fn with_calls(self) -> Self {
+        Self { may_call: true, ..self }
     }
 }
 
@@ -282,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_stream_has_a_role_then_text_then_a_reason_then_what_was_used() {
-        let mut format = ChatFormat::new(false, false);
+        let mut format = ChatFormat::new(false);
         let head = head(true);
         let common = json!({"id": "x-1", "object": "chat.completion.chunk", "created": 7,
             "model": "m", "system_fingerprint": "fp_0123456789ab", "usage": null});
@@ -314,14 +319,14 @@ mod tests {
 
     #[test]
     fn chunks_tell_no_usage_unless_asked() {
-        let chunk = ChatFormat::new(false, false).delta(&head(false), 0, "a", &[]);
+        let chunk = ChatFormat::new(false).delta(&head(false), 0, "a", &[]);
         let chunk = parsed(chunk.map(Option::unwrap_or_default));
         assert!(chunk.as_object().is_some_and(|chunk| !chunk.contains_key("usage")), "{chunk}");
     }
 
     #[test]
     fn a_whole_answer_has_all_choices() {
-        let format = ChatFormat::new(true, false);
+        let format = ChatFormat::new(true);
         let ends = [end("a", Vec::new()), end("b", Vec::new())];
         let whole = parsed(format.whole(&head(false), &ends, Used::default()));
         assert_eq!(whole["object"], "chat.completion");
@@ -337,7 +342,7 @@ mod tests {
 
     #[test]
     fn calls_are_told_in_whole_answers() {
-        let format = ChatFormat::new(false, true);
+        let format = ChatFormat::new(false).with_calls();
         let stop = |text: &str| End { reason: FinishReason::Stop, ..end(text, Vec::new()) };
         let ends = [stop(CALLS), stop("No."), stop(""), end(&CALLS[5..51], Vec::new())];
         let whole = parsed(format.whole(&head(false), &ends, Used::default()));
@@ -370,7 +375,7 @@ mod tests {
 
     #[test]
     fn calls_come_in_parts_in_a_stream() {
-        let mut format = ChatFormat::new(false, true);
+        let mut format = ChatFormat::new(false).with_calls();
         let head = head(false);
         let mut delta = |index, text: &str| {
             let chunk = format.delta(&head, index, text, &[]).expect("JSON")?;
