@@ -256,7 +256,8 @@ async fn whatever_begins_as_a_call_is_one() {
     let one = ("parallel_tool_calls", json!(false));
     let (texts, calls, mixed, wrong) = (&texts[..], &calls[..], &mixed[..], &wrong[..]);
     let (both, answer) = (&[both][..], &[answer.to_owned()][..]);
-    let cases: [(Vec<(&str, Value)>, Vec<&[String]>, Vec<&[String]>); 4] = [
+    type Case<'a> = (Vec<(&'a str, Value)>, Vec<&'a [String]>, Vec<&'a [String]>);
+    let cases: [Case<'_>; 4] = [
         (vec![], vec![texts, calls, mixed, both], vec![wrong]),
         (vec![one.clone()], vec![texts, calls, &mixed[..1]], vec![wrong, both, &mixed[1..]]),
         (vec![("tool_choice", json!("required"))], vec![calls, both], vec![texts, mixed, wrong]),

@@ -1,5 +1,7 @@
 //! What no well-meaning client sends: every answer has the right status, and the gateway goes on.
 
+use std::net::SocketAddr;
+
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, MODEL};
@@ -16,6 +18,51 @@ fn raw(more: &str) -> Vec<u8> {
     request("POST", CHAT, &[JSON], body.as_bytes())
 }
 
+/// Fields that are refused, each with the beginning of the place that the error names.
+async fn are_refused(gateway: SocketAddr, cases: &[(&str, &str)]) {
+    for (more, param) in cases {
+        let response = client::send(gateway, &raw(more)).await;
+        let shown: String = more.chars().take(60).collect();
+        assert_eq!(response.status, 400, "{shown}: {response:?}");
+        let found = response.error()["param"].as_str().unwrap_or("").to_owned();
+        assert!(found.starts_with(param), "{shown}: {response:?}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_functions_and_forms_are_refused_with_their_place() {
+    let bed = Bed::new().await;
+    let gateway = bed.gateway(|_| {}).await;
+    let schema = format!(
+        r#","response_format":{{"type":"json_schema","json_schema":{{"name":"n","schema":{}}}}}"#,
+        json!({"enum": vec!["x".repeat(100); 2000]})
+    );
+    let cases = [
+        (r#","tools":[{"type":"function"}]"#, "tools[0]"),
+        (r#","tools":{}"#, "tools"),
+        (r#","tools":[{"type":"custom","custom":{"name":"f"}}]"#, "tools[0].type"),
+        (r#","tools":[{"type":"function","function":{"name":"a b"}}]"#, "tools[0].function.name"),
+        (
+            r#","tools":[{"type":"function","function":{"name":"f","parameters":{"type":"array"}}}]"#,
+            "tools[0].function.parameters",
+        ),
+        (r#","tool_choice":"required""#, "tool_choice"),
+        (r#","tool_choice":{"type":"function","function":{"name":"f"}}"#, "tool_choice"),
+        (r#","tool_choice":"any""#, "tool_choice"),
+        (r#","functions":[{"name":"f"}]"#, "functions"),
+        (r#","function_call":"auto""#, "function_call"),
+        (r#","response_format":{"type":"json_schema"}"#, "response_format"),
+        (r#","response_format":{"type":"yaml"}"#, "response_format"),
+        (
+            r#","response_format":{"type":"json_schema","json_schema":{"name":"n","schema":[]}}"#,
+            "response_format.json_schema.schema",
+        ),
+        (schema.as_str(), "response_format"),
+    ];
+    are_refused(gateway.address, &cases).await;
+    gateway.end().await;
+}
+
 #[tokio::test]
 async fn wrong_values_are_refused_with_their_place() {
     let bed = Bed::new().await;
@@ -25,11 +72,7 @@ async fn wrong_values_are_refused_with_their_place() {
     let biases: serde_json::Map<String, Value> =
         (0..5000).map(|token| (token.to_string(), json!(1))).collect();
     let biases = format!(r#","logit_bias":{}"#, Value::from(biases));
-    let schema = format!(
-        r#","response_format":{{"type":"json_schema","json_schema":{{"name":"n","schema":{}}}}}"#,
-        json!({"enum": vec!["x".repeat(100); 2000]})
-    );
-    for (more, param) in [
+    let cases = [
         (stops.as_str(), "stop"),
         (&long, "stop"),
         (r#","stop":"""#, "stop"),
@@ -62,34 +105,9 @@ async fn wrong_values_are_refused_with_their_place() {
         (r#","logprobs":true,"top_logprobs":21"#, "top_logprobs"),
         (r#","seed":0.5"#, "seed"),
         (r#","stream_options":{"include_usage":true}"#, "stream_options"),
-        (r#","tools":[{"type":"function"}]"#, "tools[0]"),
-        (r#","tools":{}"#, "tools"),
-        (r#","tools":[{"type":"custom","custom":{"name":"f"}}]"#, "tools[0].type"),
-        (r#","tools":[{"type":"function","function":{"name":"a b"}}]"#, "tools[0].function.name"),
-        (
-            r#","tools":[{"type":"function","function":{"name":"f","parameters":{"type":"array"}}}]"#,
-            "tools[0].function.parameters",
-        ),
-        (r#","tool_choice":"required""#, "tool_choice"),
-        (r#","tool_choice":{"type":"function","function":{"name":"f"}}"#, "tool_choice"),
-        (r#","tool_choice":"any""#, "tool_choice"),
-        (r#","functions":[{"name":"f"}]"#, "functions"),
-        (r#","function_call":"auto""#, "function_call"),
-        (r#","response_format":{"type":"json_schema"}"#, "response_format"),
-        (r#","response_format":{"type":"yaml"}"#, "response_format"),
-        (
-            r#","response_format":{"type":"json_schema","json_schema":{"name":"n","schema":[]}}"#,
-            "response_format.json_schema.schema",
-        ),
-        (&schema, "response_format"),
         (r#","temprature":1"#, "temprature"),
-    ] {
-        let response = client::send(gateway.address, &raw(more)).await;
-        let shown: String = more.chars().take(60).collect();
-        assert_eq!(response.status, 400, "{shown}: {response:?}");
-        let found = response.error()["param"].as_str().unwrap_or("").to_owned();
-        assert!(found.starts_with(param), "{shown}: {response:?}");
-    }
+    ];
+    are_refused(gateway.address, &cases).await;
     // What is passed over may be as deep as it likes; nobody serves the model here.
     let deep = format!(r#","metadata":{}{}"#, "[".repeat(5000), "]".repeat(5000));
     assert_eq!(client::send(gateway.address, &raw(&deep)).await.status, 404);

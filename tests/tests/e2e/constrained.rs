@@ -113,7 +113,7 @@ async fn a_hundred_outputs_fit_at_temperature_1_and_drafts_change_none() -> Resu
         accepted > drafted / 10 && accepted > 200,
         "{accepted} of {drafted} drafted tokens stood"
     );
-    for (request, answer) in requests.iter().zip(&answers).step_by(9) {
+    for (request, answer) in requests.iter().zip(&answers).step_by(25) {
         for drafts in [
             json!({ "draft_tokens": 0 }),
             json!({ "draft_tokens": 2, "draft_windows": 4 }),
