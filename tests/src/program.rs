@@ -144,12 +144,13 @@ impl Call {
         let inner = inner.as_std();
         let words = std::iter::once(inner.get_program()).chain(inner.get_args());
         let quoted = |word: &OsStr| format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"));
-        let line: Vec<String> = words.map(quoted).collect();
-        let line = line.join(" ");
-        let line = size.map_or_else(
-            || line.clone(),
-            |(rows, columns)| format!("stty rows {rows} columns {columns}; exec {line}"),
-        );
+        let words: Vec<String> = words.map(quoted).collect();
+        // A shell that waited for the program would hear its Ctrl-C too, and some end with it.
+        let run = format!("exec {}", words.join(" "));
+        let line = match size {
+            Some((rows, columns)) => format!("stty rows {rows} columns {columns}; {run}"),
+            None => run,
+        };
         let mut script = Command::new("script");
         script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
         for (name, value) in inner.get_envs() {
