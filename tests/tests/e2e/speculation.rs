@@ -56,6 +56,8 @@ async fn drafts_of_any_length_change_no_token_of_the_fast_profile() -> Result<()
             let request = with(&request, way);
             let plain = fleet.ask(&with(&request, &json!({ "draft_tokens": 0 }))).await?;
             ensure!(plain.usage()?.drafted_tokens == 0, "{plain:?}");
+            // Under way together, so that every row has neighbours, too.
+            let mut under_way = Vec::new();
             for (k, windows) in [
                 (json!(1), json!(1)),
                 (json!(4), json!(1)),
@@ -70,7 +72,11 @@ async fn drafts_of_any_length_change_no_token_of_the_fast_profile() -> Result<()
                     "draft_windows": windows,
                     "draft_alternatives": 4,
                 });
-                let answer = fleet.ask(&with(&request, &drafts)).await?;
+                let drafting = serde_json::to_vec(&with(&request, &drafts))?;
+                under_way.push((drafts, fleet.send(drafting).await?));
+            }
+            for (drafts, mut stream) in under_way {
+                let answer = Answer::default().rest(&mut stream).await?;
                 let (found, expected) = (&answer.tokens, &plain.tokens);
                 ensure!(found == expected, "{drafts}, {request}: {found:?} not {expected:?}");
                 ensure!(answer.text == plain.text && answer.reason()? == plain.reason()?);
