@@ -1,9 +1,10 @@
 //! How many tokens to draft: K from what acceptance, the round trip and the draft really cost.
 //!
-//! A step with K drafted tokens yields [`expected_tokens`] tokens and takes
-//! `round_trip + K * (row + draft)`. K is the maximum of the quotient, 0 if nothing beats a plain
-//! step by the margin that the costs ask for. While K is 0 nothing would be learnt, so a short probe runs now and then; its spacing
-//! grows while probes keep failing, which bounds what they cost.
+//! A step with K drafted tokens yields [`expected_tokens`] tokens and takes as long as steps of its
+//! size took, and K times what drafting a token takes. K is the maximum of the quotient, 0 if
+//! nothing beats a plain step by the margin that the costs ask for. While K is 0 nothing would be
+//! learnt, so a short probe runs now and then; its spacing grows while probes keep failing, which
+//! bounds what they cost.
 
 use std::time::Duration;
 
@@ -28,12 +29,11 @@ const PROBE_K: usize = 2;
 const PROBE_SPACING: (u32, u32) = (32, 256);
 
 /// What the parts of a step cost, measured.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StepCosts {
-    /// A plain step from sending to its answer.
-    pub round_trip: Duration,
-    /// Each further row of a step, over all stages.
-    pub row: Duration,
+    /// A step from sending to its answer, by its drafted tokens: a plain one first, then one for
+    /// each number up to [`MAX_DRAFT_TOKENS`].
+    pub steps: Vec<Duration>,
     /// Drafting one token, from the wish to the draft.
     pub draft: Duration,
     /// Part by which a draft has to beat a plain step: what it costs others is not in the times.
@@ -120,8 +120,8 @@ impl DraftLength {
 
     /// Tokens per second with `k` drafted tokens.
     fn rate(&self, k: usize, costs: &StepCosts) -> f64 {
-        let extra = (costs.row + costs.draft).as_secs_f64() * k as f64;
-        let time = costs.round_trip.as_secs_f64() + extra;
+        let Some(step) = costs.steps.get(k) else { return 0.0 };
+        let time = step.as_secs_f64() + costs.draft.as_secs_f64() * k as f64;
         if time > 0.0 { expected_tokens(self.acceptance(), k) / time } else { 0.0 }
     }
 }
@@ -130,10 +130,10 @@ impl DraftLength {
 mod tests {
     use super::*;
 
-    const fn costs(round_trip_us: u64, row_us: u64, draft_us: u64) -> StepCosts {
+    fn costs(round_trip_us: u64, row_us: u64, draft_us: u64) -> StepCosts {
+        let step = |k: u64| Duration::from_micros(round_trip_us + row_us * k);
         StepCosts {
-            round_trip: Duration::from_micros(round_trip_us),
-            row: Duration::from_micros(row_us),
+            steps: (0..=MAX_DRAFT_TOKENS).map(step).collect(),
             draft: Duration::from_micros(draft_us),
             margin: 0.0,
         }
@@ -181,6 +181,17 @@ mod tests {
         run(&mut control, &costs(12_000, 600, 500), 0, 300);
         let ks = run(&mut control, &costs(12_000, 600, 500), 95, 2_000);
         assert!(ks[1_900..].iter().all(|k| *k > 2), "{:?}", &ks[1_900..]);
+    }
+
+    #[test]
+    fn a_row_that_costs_a_run_of_its_own_is_left_out() {
+        let mut control = DraftLength::new(10, 0.8);
+        let mut costs = costs(20_000, 100, 500);
+        for step in &mut costs.steps[4..] {
+            *step += Duration::from_millis(20);
+        }
+        let ks = run(&mut control, &costs, 80, 200);
+        assert!(ks[50..].iter().all(|k| *k == 3), "{ks:?}");
     }
 
     #[test]
