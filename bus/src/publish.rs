@@ -10,6 +10,7 @@ use async_nats::{HeaderMap, PublishError as ClientPublishError};
 use bytes::Bytes;
 use stagebus_schemas::cloud_events::PublicMessage;
 use stagebus_schemas::codec::{self, ContentType, Message};
+use stagebus_schemas::trace::{TRACEPARENT, TraceContext};
 use tokio::time::Instant;
 
 use crate::connection::{Bus, DeadlinePassed};
@@ -17,6 +18,9 @@ use crate::error::PublishError;
 use crate::subscription::Delivery;
 
 pub(crate) const CONTENT_TYPE: &str = "Content-Type";
+
+/// Room that the headers of a message in a trace take of the broker's limit, with some to spare.
+const TRACE_HEADER_BYTES: usize = 256;
 
 impl Bus {
     /// Publishes an internal message.
@@ -86,14 +90,35 @@ impl Bus {
         reply: &str,
         message: PublicMessage,
     ) -> Result<(), PublishError> {
+        self.publish_in_trace(subject, reply, message, None).await
+    }
+
+    /// The same as a part of a trace.
+    pub(crate) async fn publish_in_trace(
+        &self,
+        subject: &str,
+        reply: &str,
+        message: PublicMessage,
+        trace: Option<TraceContext>,
+    ) -> Result<(), PublishError> {
         let bytes = message.payload.len();
+        let trace = self.traced(trace, bytes + message.attribute_bytes());
+        let mut headers = public_headers(&message);
+        if let Some(trace) = trace {
+            headers.insert(TRACEPARENT, trace.to_string());
+        }
         let publish = self.client.publish_with_reply_and_headers(
             subject.to_owned(),
             reply.to_owned(),
-            public_headers(&message),
+            headers,
             message.payload,
         );
         self.bounded(subject, bytes, publish).await
+    }
+
+    /// The trace of a message, if there is room for it: a trace is not worth a message.
+    pub(crate) fn traced(&self, trace: Option<TraceContext>, bytes: usize) -> Option<TraceContext> {
+        trace.filter(|_| bytes + TRACE_HEADER_BYTES <= self.max_payload())
     }
 
     /// Answers a request with an internal message.
@@ -171,6 +196,13 @@ impl Bus {
 pub(crate) fn headers(content_type: ContentType) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, content_type.header());
+    headers
+}
+
+/// Headers of a message that is a part of a trace.
+pub(crate) fn trace_headers(trace: TraceContext) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(TRACEPARENT, trace.to_string());
     headers
 }
 

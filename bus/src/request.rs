@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use async_nats::HeaderMap;
 use async_nats::client::RequestErrorKind;
 use bytes::Bytes;
 use stagebus_schemas::codec::{self, ContentType, Message};
+use stagebus_schemas::trace::TraceContext;
 use tokio::time::Instant;
 
 use crate::connection::Bus;
 use crate::error::{PublishError, RequestError};
 use crate::events::is_answer_inbox;
-use crate::publish::headers;
+use crate::publish::{headers, trace_headers};
 use crate::subscription::Delivery;
 use crate::switch::{AtEnd, Switch};
 use crate::violation::{Operation, Violation};
@@ -26,8 +28,23 @@ impl Bus {
         message: &M,
         timeout: Duration,
     ) -> Result<R, RequestError> {
+        self.request_in_trace(subject, message, timeout, None).await
+    }
+
+    /// The same as a part of a trace, which whoever answers learns.
+    ///
+    /// # Errors
+    /// As [`Bus::request`].
+    pub async fn request_in_trace<M: Message, R: Message>(
+        &self,
+        subject: &str,
+        message: &M,
+        timeout: Duration,
+        trace: Option<TraceContext>,
+    ) -> Result<R, RequestError> {
         let payload = codec::encode(message).map_err(PublishError::from)?;
-        let answer = self.request_bytes(subject, None, payload.into(), timeout).await?;
+        let headers = self.traced(trace, payload.len()).map(trace_headers);
+        let answer = self.ask(subject, headers, payload.into(), timeout).await?;
         answer
             .decode()
             .map_err(|source| RequestError::Decode { subject: subject.to_owned(), source })
@@ -45,20 +62,32 @@ impl Bus {
         payload: Bytes,
         timeout: Duration,
     ) -> Result<Delivery, RequestError> {
+        let headers = content_type.map(headers);
+        self.ask(subject, headers, payload, timeout).await
+    }
+
+    async fn ask(
+        &self,
+        subject: &str,
+        headers: Option<HeaderMap>,
+        payload: Bytes,
+        timeout: Duration,
+    ) -> Result<Delivery, RequestError> {
         let (bytes, limit) = (payload.len(), self.max_payload());
         if bytes > limit {
             return Err(PublishError::PayloadTooLarge { bytes, limit }.into());
         }
         let deadline = Instant::now() + timeout;
         if let Some(switch) = self.switch.as_ref().filter(|switch| switch.has(subject)) {
-            return self.request_directly(switch, subject, payload, (deadline, timeout)).await;
+            let question = Delivery::direct(subject, None, payload).with_headers(headers);
+            return self.request_directly(switch, question, (deadline, timeout)).await;
         }
         self.connected(deadline.min(Instant::now() + self.publish_timeout))
             .await
             .map_err(|_passed| PublishError::Disconnected { waited: self.publish_timeout })?;
         let mut request = async_nats::Request::new().payload(payload).timeout(None);
-        if let Some(content_type) = content_type {
-            request = request.headers(headers(content_type));
+        if let Some(headers) = headers {
+            request = request.headers(headers);
         }
         let forbidden =
             |violation| RequestError::Forbidden { subject: subject.to_owned(), violation };
@@ -100,15 +129,14 @@ impl Bus {
     async fn request_directly(
         &self,
         switch: &Switch,
-        subject: &str,
-        payload: Bytes,
+        question: Delivery,
         (deadline, timeout): (Instant, Duration),
     ) -> Result<Delivery, RequestError> {
-        let subject = || subject.to_owned();
+        let asked = question.subject().to_owned();
+        let subject = || asked.clone();
         let inbox = self.new_inbox();
         let mut answers = switch.listen(&inbox, 1, &self.signals, AtEnd::Forget);
-        let question = Delivery::direct(&subject(), Some(&inbox), payload);
-        if switch.pass(question).is_err() {
+        if switch.pass(question.with_reply(&inbox)).is_err() {
             return Err(RequestError::NoResponders { subject: subject() });
         }
         match tokio::time::timeout_at(deadline, answers.next()).await {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use stagebus_schemas::cloud_events::{self, PublicMessage};
 use stagebus_schemas::codec::{self, ContentType};
 use stagebus_schemas::messages::public::{Event, PromptRequest};
+use stagebus_schemas::trace::TraceContext;
 
 use crate::connection::Bus;
 use crate::error::{PublishError, StreamError};
@@ -52,9 +53,25 @@ impl Bus {
         request: &PromptRequest,
         idle_timeout: Duration,
     ) -> Result<EventStream, StreamError> {
+        self.prompt_in_trace(subject, request, idle_timeout, None).await
+    }
+
+    /// The same as a part of a trace, which the coordinator and the workers of the request go on
+    /// with.
+    ///
+    /// # Errors
+    /// As [`Bus::prompt`].
+    pub async fn prompt_in_trace(
+        &self,
+        subject: &str,
+        request: &PromptRequest,
+        idle_timeout: Duration,
+        trace: Option<TraceContext>,
+    ) -> Result<EventStream, StreamError> {
         let payload = codec::encode_public(ContentType::Json, request)
             .map_err(|error| StreamError::Publish(PublishError::Encode(error)))?;
-        self.event_stream(subject, ContentType::Json, payload.into(), idle_timeout).await
+        let message = PublicMessage::plain(ContentType::Json, payload.into());
+        self.begin_stream(subject, message, idle_timeout, trace).await
     }
 
     /// Sends bytes on a prompt subject and reads the events that come back.
@@ -83,10 +100,20 @@ impl Bus {
         message: PublicMessage,
         idle_timeout: Duration,
     ) -> Result<EventStream, StreamError> {
+        self.begin_stream(subject, message, idle_timeout, None).await
+    }
+
+    async fn begin_stream(
+        &self,
+        subject: &str,
+        message: PublicMessage,
+        idle_timeout: Duration,
+        trace: Option<TraceContext>,
+    ) -> Result<EventStream, StreamError> {
         let inbox = self.new_inbox();
         let refusals = self.refusals();
         let subscription = self.subscribe(&inbox).await?;
-        self.publish_public(subject, &inbox, message).await?;
+        self.publish_in_trace(subject, &inbox, message, trace).await?;
         Ok(EventStream {
             subscription,
             refusals,

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures::{FutureExt, StreamExt};
 use stagebus_schemas::cloud_events::PublicHeaders;
 use stagebus_schemas::codec::{self, CodecError, ContentType};
+use stagebus_schemas::trace::{TRACEPARENT, TraceContext};
 use tokio::time::Instant;
 
 use crate::connection::Bus;
@@ -36,6 +37,16 @@ impl Delivery {
             reply: reply.map(Subject::from),
             headers: None,
         }
+    }
+
+    /// The same with headers.
+    pub(crate) fn with_headers(self, headers: Option<HeaderMap>) -> Self {
+        Self { headers, ..self }
+    }
+
+    /// The same with a subject for answers.
+    pub(crate) fn with_reply(self, reply: &str) -> Self {
+        Self { reply: Some(reply.into()), ..self }
     }
 
     /// The word that nobody listens, for the subject on which somebody waits for answers.
@@ -73,6 +84,13 @@ impl Delivery {
         read_headers(self.headers.as_ref())
     }
 
+    /// Returns the span in which the message was sent; nothing if the header `traceparent`, in
+    /// whatever case its name is, is absent or cannot be read.
+    #[must_use]
+    pub fn trace(&self) -> Option<TraceContext> {
+        read_trace(self.headers.as_ref())
+    }
+
     /// Tells the encoding of a public message.
     #[must_use]
     pub fn content(&self) -> ContentType {
@@ -107,6 +125,14 @@ pub(crate) fn read_headers(headers: Option<&HeaderMap>) -> PublicHeaders<'_> {
         let name: &str = name.as_ref();
         Some((name, values.first()?.as_str()))
     }))
+}
+
+/// The span in which a message was sent.
+pub(crate) fn read_trace(headers: Option<&HeaderMap>) -> Option<TraceContext> {
+    // Libraries may write the names of headers as HTTP does.
+    let is_it = |name: &str| name.eq_ignore_ascii_case(TRACEPARENT);
+    let (_, values) = headers?.iter().find(|(name, _)| is_it((*name).as_ref()))?;
+    values.first()?.as_str().parse().ok()
 }
 
 /// A subscription; it ends when it is dropped.
@@ -225,6 +251,29 @@ impl Bus {
                 async_nats::client::SubscribeErrorKind::Other => SubscribeError::Closed,
             }),
             Err(_) => Err(SubscribeError::Disconnected { waited }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_is_found_in_whatever_case_the_header_came() {
+        let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        for (name, value, is_there) in [
+            ("traceparent", text, true),
+            ("Traceparent", text, true),
+            ("tracestate", text, false),
+            ("traceparent", "00-none", false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert("Content-Type", "application/json");
+            headers.insert(name, value);
+            let delivery = Delivery::direct("prompt", None, Bytes::new());
+            let found = delivery.with_headers(Some(headers)).trace();
+            assert_eq!(found, is_there.then(|| text.parse().expect("valid")), "{name}: {value}");
         }
     }
 }

@@ -12,4 +12,5 @@ pub mod ids;
 pub mod messages;
 pub mod subjects;
 pub mod tensor;
+pub mod trace;
 pub mod version;

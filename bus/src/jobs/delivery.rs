@@ -6,9 +6,10 @@ use async_nats::datetime::DateTime;
 use async_nats::jetstream::{AckKind, Message};
 use bytes::Bytes;
 use stagebus_schemas::cloud_events::PublicHeaders;
+use stagebus_schemas::trace::TraceContext;
 
 use super::error::JobError;
-use crate::subscription::read_headers;
+use crate::subscription::{read_headers, read_trace};
 
 /// When the broker stored something, by its own clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +45,12 @@ impl JobDelivery {
     #[must_use]
     pub fn public_headers(&self) -> PublicHeaders<'_> {
         read_headers(self.message.headers.as_ref())
+    }
+
+    /// Returns the span in which the job was sent, as [`Delivery::trace`](crate::Delivery::trace).
+    #[must_use]
+    pub fn trace(&self) -> Option<TraceContext> {
+        read_trace(self.message.headers.as_ref())
     }
 
     /// Returns the id under which the sender wants to be known, if the request has none.

@@ -9,6 +9,7 @@ use stagebus_schemas::codec::{self, ContentType};
 use stagebus_schemas::ids::{ModelName, RequestId};
 use stagebus_schemas::messages::public::{Event, PromptRequest};
 use stagebus_schemas::subjects::Subjects;
+use stagebus_schemas::trace::TraceContext;
 
 use crate::broker::Broker;
 use crate::{PATIENCE, connect};
@@ -97,7 +98,7 @@ async fn a_job_is_taken_once_and_gone_when_done() {
     let job = take(&store).await;
     assert_eq!((job.sequence, job.delivered, job.message_id()), (1, 1, Some("a")));
     let found = cloud_events::decode_request(&job.public_headers(), &job.payload).expect("ours");
-    assert_eq!(found, request("a"));
+    assert_eq!((found, job.trace()), (request("a"), None));
     assert!(store.pull(Duration::from_millis(200)).await.expect("it answers").is_none());
     job.progress().await.expect("sent");
     job.give_back(Duration::ZERO).await.expect("sent");
@@ -107,6 +108,12 @@ async fn a_job_is_taken_once_and_gone_when_done() {
     // The name is known although the job is gone.
     assert!(bus.submit(&subjects(), request("a")).await.expect("known").duplicate);
     assert!(store.pull(Duration::from_millis(200)).await.expect("it answers").is_none());
+
+    let trace = TraceContext { trace_id: 7, span_id: 9, is_sampled: true };
+    let (subject, traced) = (subjects().job(), request("b"));
+    let sent = bus.prompt_in_trace(&subject, &traced, PATIENCE, Some(trace)).await;
+    assert_eq!(take(&store).await.trace(), Some(trace));
+    drop(sent.expect("sends"));
 }
 
 #[tokio::test]

@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 use stagebus_bus::{Bus, BusOptions, PublishError, RequestError, Switch};
+use stagebus_schemas::codec::ContentType;
 use stagebus_schemas::messages::control::{Control, ControlAction, ControlOutcome, ControlReply};
+use stagebus_schemas::messages::public::PromptRequest;
+use stagebus_schemas::trace::TraceContext;
 use stagebus_schemas::version::MessageVersion;
 
 use crate::broker::Broker;
@@ -64,6 +67,35 @@ async fn questions_are_answered_past_the_broker_while_it_is_away() {
     let large = Bytes::from(vec![0; here.max_payload() + 1]);
     let error = here.publish_bytes("ctl", None, large).await.expect_err("too large");
     assert!(matches!(error, PublishError::PayloadTooLarge { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_trace_travels_beside_the_message_through_the_broker_and_past_it() {
+    let broker = Broker::start();
+    let switch = Switch::new();
+    let (here, there) = (join(&broker, &switch).await, join(&broker, &switch).await);
+    let stranger = connect(&broker).await;
+    let mut questions = there.subscribe_address("ctl").await.expect("subscribes");
+    let mut prompts = stranger.subscribe("prompt").await.expect("subscribes");
+    let trace = TraceContext { trace_id: 7, span_id: 9, is_sampled: true };
+    for (asker, trace) in [(&here, Some(trace)), (&stranger, Some(trace)), (&stranger, None)] {
+        let server = async {
+            let question = questions.next().await.expect("a question");
+            assert_eq!(question.trace(), trace);
+            let reply =
+                ControlReply { version: MessageVersion::CURRENT, outcome: ControlOutcome::Closed };
+            there.respond(&question, &reply).await.expect("answers");
+        };
+        let question = control();
+        let client = asker.request_in_trace::<_, ControlReply>("ctl", &question, PATIENCE, trace);
+        let ((), answer) = tokio::join!(server, client);
+        assert_eq!(answer.expect("an answer").outcome, ControlOutcome::Closed);
+    }
+    let prompt = PromptRequest::default();
+    let sent = stranger.prompt_in_trace("prompt", &prompt, PATIENCE, Some(trace)).await;
+    let heard = prompts.next().await.expect("a prompt");
+    assert_eq!((heard.trace(), heard.content()), (Some(trace), ContentType::Json));
+    drop(sent.expect("sends"));
 }
 
 #[tokio::test]
