@@ -15,6 +15,7 @@ use futures::future::try_join_all;
 use futures::stream::{self, BoxStream, SelectAll};
 use serde::Serialize;
 use stagebus_schemas::messages::public::StepTimes;
+use stagebus_schemas::trace::TraceContext;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -34,7 +35,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Asks nginx and others to pass events on at once.
 pub(crate) const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Carries out an order.
+/// Carries out an order, as a part of the client's trace if that has one.
 ///
 /// # Errors
 /// There is no room, the fleet refuses or fails, or the time is over. In a stream only what happens
@@ -42,6 +43,7 @@ pub(crate) const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffe
 pub(crate) async fn give<F: Format>(
     gateway: &Shared,
     order: Order,
+    trace: Option<TraceContext>,
     format: F,
 ) -> Result<Response<Body>, ApiError> {
     let began = Instant::now();
@@ -60,7 +62,7 @@ pub(crate) async fn give<F: Format>(
     };
     let request_id = HeaderValue::from_str(&head.id);
     let deadline = began + gateway.settings.request_timeout();
-    let begin = |request| Generation::begin(gateway, &model, request, deadline);
+    let begin = |request| Generation::begin(gateway, &model, request, trace, deadline);
     let generations = try_join_all(requests.into_iter().map(begin)).await?;
     let progress =
         Progress { gateway: Arc::clone(gateway), began, has_token: false, _place: place };

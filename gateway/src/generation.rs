@@ -9,6 +9,7 @@ use stagebus_schemas::messages::public::{
     Event, FinishReason, PromptRequest, StepTimes, Timings, TokenLogprobs, Usage,
 };
 use stagebus_schemas::subjects::Subjects;
+use stagebus_schemas::trace::TraceContext;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 
@@ -77,7 +78,8 @@ impl Drop for CancelGuard {
 }
 
 impl Generation {
-    /// Sends a request and waits until a coordinator has accepted it.
+    /// Sends a request, as a part of the client's trace if that has one, and waits until a
+    /// coordinator has accepted it.
     ///
     /// # Errors
     /// Nobody serves the model, the request is refused, or the deadline has passed.
@@ -85,6 +87,7 @@ impl Generation {
         gateway: &Shared,
         model: &ModelName,
         request: PromptRequest,
+        trace: Option<TraceContext>,
         deadline: Instant,
     ) -> Result<Self, ApiError> {
         let id = request.request_id.clone().unwrap_or_else(RequestId::random);
@@ -93,7 +96,7 @@ impl Generation {
         let idle = gateway.settings.request_timeout();
         let mut cancel =
             CancelGuard { gateway: Arc::clone(gateway), model: model.clone(), request: Some(id) };
-        let events = match gateway.bus.prompt(&subject, &request, idle).await {
+        let events = match gateway.bus.prompt_in_trace(&subject, &request, idle, trace).await {
             Ok(events) => events,
             Err(error) => {
                 cancel.request = None;

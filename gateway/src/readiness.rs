@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use stagebus_schemas::messages::public::PromptRequest;
+use stagebus_schemas::trace::TraceContext;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +23,9 @@ const CACHED: Duration = Duration::from_secs(3);
 
 /// How long a probe may take.
 const PROBE: Duration = Duration::from_secs(5);
+
+/// Keeps probes out of traces: nobody records this span.
+const UNTRACED: TraceContext = TraceContext { trace_id: 1, span_id: 1, is_sampled: false };
 
 /// Whether requests can be answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +84,8 @@ async fn probe(gateway: &Shared) -> Readiness {
             stream: Some(false),
             ..PromptRequest::default()
         };
-        let generation = Generation::begin(gateway, &model.name, request, deadline).await?;
+        let trace = Some(UNTRACED);
+        let generation = Generation::begin(gateway, &model.name, request, trace, deadline).await?;
         generation.finish().await
     });
     if join_all(probes).await.iter().any(Result::is_ok) {

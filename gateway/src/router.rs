@@ -15,6 +15,7 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use serde::Serialize;
 use serde_json::json;
+use stagebus_schemas::trace::{TRACEPARENT, TraceContext};
 use stagebus_telemetry::mirror;
 use tokio::time::Instant;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -142,16 +143,23 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
 }
 
 async fn chat(State(gateway): State<Shared>, request: Request) -> Answer {
+    let trace = trace(request.headers());
     let request: ChatRequest = read_json(&gateway.settings, request).await?;
     let (order, format) = request.order(&gateway)?;
-    answers::give(&gateway, order, format).await
+    answers::give(&gateway, order, trace, format).await
 }
 
 async fn complete(State(gateway): State<Shared>, request: Request) -> Answer {
+    let trace = trace(request.headers());
     let request: CompletionRequest = read_json(&gateway.settings, request).await?;
     let format = request.format();
     let order = request.order(&gateway)?;
-    answers::give(&gateway, order, format).await
+    answers::give(&gateway, order, trace, format).await
+}
+
+/// The client's span, which the fleet goes on with.
+fn trace(headers: &HeaderMap) -> Option<TraceContext> {
+    headers.get(TRACEPARENT)?.to_str().ok()?.parse().ok()
 }
 
 async fn embed() -> ApiError {

@@ -46,9 +46,20 @@ impl Gateway {
 
     /// Sends a request and returns status and body.
     async fn send(&self, method: &str, path: &str, body: &str) -> Result<(u16, String)> {
+        self.send_with(method, path, "", body).await
+    }
+
+    /// Sends a request with more headers, each with its line's end.
+    pub(crate) async fn send_with(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &str,
+    ) -> Result<(u16, String)> {
         let request = format!(
             "{method} {path} HTTP/1.0\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+             Content-Type: application/json\r\n{headers}Content-Length: {}\r\n\r\n{body}",
             body.len()
         );
         let exchange = async {
