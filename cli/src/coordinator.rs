@@ -18,7 +18,6 @@ use stagebus_bus::Switch;
 use stagebus_coordinator::{CoordinatorArgs, Hosted, Prepared};
 use stagebus_schemas::ids::WorkerId;
 use stagebus_settings::{Overrides, ProcessArgs};
-use stagebus_telemetry::WorkerMetrics;
 use stagebus_worker::{Shutdown, WorkerConfig, WorkerError, WorkerSettings};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -89,8 +88,8 @@ fn worker_config(
         broker.nkey_seed_file = Some(seed.clone());
     }
     tracing::info!(?settings, "hosted worker");
-    let metrics = WorkerMetrics::registered(&mut prepared.telemetry.registry, 0);
-    Ok(WorkerConfig { broker, settings, switch: Some(switch), metrics })
+    let telemetry = prepared.telemetry.worker(0);
+    Ok(WorkerConfig { broker, settings, switch: Some(switch), telemetry })
 }
 
 /// A worker on a thread of this process.

@@ -6,7 +6,9 @@ use serde_json::Value;
 use stagebus_coordinator::CoordinatorSettings;
 use stagebus_gateway::GatewaySettings;
 use stagebus_schemas::error::ErrorClass;
-use stagebus_settings::{BrokerSettings, LogSettings, MetricsSettings, environment};
+use stagebus_settings::{
+    BrokerSettings, LogSettings, MetricsSettings, TelemetrySettings, environment,
+};
 use stagebus_worker::WorkerSettings;
 
 const README: &str = include_str!("../../README.md");
@@ -55,6 +57,7 @@ fn the_configuration_table_has_every_key_with_its_default() {
         ("gateway", serde_json::to_value(GatewaySettings::default())),
         ("log", serde_json::to_value(LogSettings::default())),
         ("metrics", serde_json::to_value(MetricsSettings::default())),
+        ("telemetry", serde_json::to_value(TelemetrySettings::default())),
     ];
     for (name, value) in tables {
         flatten(name, &value.expect("settings can be represented"), &mut expected);

@@ -14,6 +14,7 @@ use stagebus_schemas::messages::forward::Step;
 use stagebus_schemas::messages::head::Head;
 use stagebus_schemas::messages::public::{Event, PromptInput};
 use stagebus_schemas::subjects::LostStep;
+use stagebus_schemas::trace::TraceContext;
 
 use crate::client::Client;
 use crate::drafting::{DraftCommand, Drafted};
@@ -82,6 +83,8 @@ pub(crate) struct Incoming {
     pub(crate) headers: PublicHeaders<'static>,
     /// Who gets the events; nobody without a reply subject outside our own.
     pub(crate) client: Option<Client>,
+    /// The client's span.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 /// The outcome of one `open`.
@@ -126,8 +129,8 @@ pub(crate) enum CheckAnswer {
 pub(crate) enum Effect {
     /// Turn the text of a request into token ids and compile its constraint, off the owner's task.
     Encode { session: SessionId, input: PromptInput, constraint: Option<Arc<Constraint>> },
-    /// Ask a worker to open a session.
-    Open { stage: StageIndex, worker: WorkerId, open: Open },
+    /// Ask a worker to open a session, as a part of a trace or not.
+    Open { stage: StageIndex, worker: WorkerId, open: Open, trace: Option<TraceContext> },
     /// Tell a worker to end a session.
     Close { stage: StageIndex, worker: WorkerId, close: Close },
     /// Tell a worker which sessions of this coordinator it is to keep.

@@ -15,7 +15,7 @@ use stagebus_schemas::ids::WorkerId;
 use stagebus_schemas::messages::control::HeadMode;
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_settings::BrokerSettings;
-use stagebus_telemetry::CoordinatorMetrics;
+use stagebus_telemetry::CoordinatorTelemetry;
 
 pub use jobs::{JobSettings, JobsMode};
 
@@ -35,8 +35,8 @@ pub struct CoordinatorConfig {
     /// The worker of the first stage in this process; given if and only if
     /// [`CoordinatorSettings::host_stage0`] asks for it.
     pub hosted: Option<Hosted>,
-    /// What it counts and measures.
-    pub metrics: CoordinatorMetrics,
+    /// What it shows of itself.
+    pub telemetry: CoordinatorTelemetry,
 }
 
 /// A worker in the coordinator's process.

@@ -28,6 +28,7 @@ use stagebus_schemas::messages::control::{
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_schemas::messages::public::{Limits, PromptInput};
 use stagebus_schemas::subjects::Subjects;
+use stagebus_schemas::trace::TraceContext;
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::ShardSet;
 use stagebus_shards::text::TextModel;
@@ -143,8 +144,8 @@ pub async fn run(
         open_timeout: config.settings.open_timeout(),
         drain: config.settings.drain(),
         announce: config.settings.announce(),
-        state: State::new(name, settings, model, limits, config.metrics.clone()),
-        metrics: config.metrics,
+        state: State::new(name, settings, model, limits, config.telemetry.clone()),
+        metrics: config.telemetry.metrics,
         draft: loaded.draft,
         outboxes: Outboxes::new(config.settings.client_wait()),
         broken_at: None,
@@ -433,7 +434,9 @@ impl Coordinator {
             Effect::Encode { session, input, constraint } => {
                 self.spawn_encode(session, input, constraint);
             }
-            Effect::Open { stage, worker, open } => self.spawn_open(stage, worker, open),
+            Effect::Open { stage, worker, open, trace } => {
+                self.spawn_open(stage, worker, open, trace);
+            }
             Effect::Check { stage, worker, sessions } => {
                 self.spawn_check(stage, worker, sessions);
             }
@@ -481,13 +484,21 @@ impl Coordinator {
         });
     }
 
-    fn spawn_open(&mut self, stage: StageIndex, worker: WorkerId, open: Open) {
+    fn spawn_open(
+        &mut self,
+        stage: StageIndex,
+        worker: WorkerId,
+        open: Open,
+        trace: Option<TraceContext>,
+    ) {
         let (bus, timeout) = (self.bus.clone(), self.open_timeout);
         let subject = self.subjects.control(stage, &worker);
         let (session, epoch) = (open.session, open.epoch);
         self.tasks.spawn(async move {
             let request = control(ControlAction::Open(open));
-            let answer = bus.request::<Control, ControlReply>(&subject, &request, timeout).await;
+            let answer = bus
+                .request_in_trace::<Control, ControlReply>(&subject, &request, timeout, trace)
+                .await;
             let outcome = match answer.map(|reply| reply.outcome) {
                 Ok(ControlOutcome::Opened { cached_len }) => Ok(cached_len),
                 Ok(ControlOutcome::Failed(error)) => Err(OpenFailure::Refused(error)),

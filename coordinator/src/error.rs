@@ -7,7 +7,7 @@ use stagebus_settings::logging::LogError;
 use stagebus_settings::{RuntimeError, SettingsError};
 use stagebus_shards::ShardSetError;
 use stagebus_shards::text::TextError;
-use stagebus_telemetry::EndpointError;
+use stagebus_telemetry::TelemetryError;
 
 use crate::config::SettingError;
 
@@ -24,9 +24,9 @@ pub enum CoordinatorError {
     /// Logging cannot be started.
     #[error("logging cannot be started")]
     Log(#[from] LogError),
-    /// Nobody can scrape the metrics.
-    #[error("metrics cannot be shown")]
-    Metrics(#[from] EndpointError),
+    /// Metrics or traces have no way out.
+    #[error("the coordinator cannot show what it is asked to")]
+    Telemetry(#[from] TelemetryError),
     /// The shard set cannot be used.
     #[error("shard set cannot be used")]
     Shards(#[from] ShardSetError),

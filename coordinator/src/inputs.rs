@@ -202,7 +202,8 @@ fn read_request(delivery: Delivery) -> Action {
     let headers = delivery.public_headers().into_owned();
     let reply = delivery.reply().filter(|reply| access::is_answerable(reply));
     let client = reply.map(|reply| Client::new(reply.into(), &headers, &delivery.payload));
-    Action::Request(Incoming { payload: delivery.payload, headers, client })
+    let trace = delivery.trace();
+    Action::Request(Incoming { payload: delivery.payload, headers, client, trace })
 }
 
 /// Internal subscriptions end only with the connection.

@@ -22,6 +22,7 @@ use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{CoordinatorId, RequestId};
 use stagebus_schemas::messages::public::{Event, PromptRequest};
 use stagebus_schemas::subjects::Subjects;
+use stagebus_schemas::trace::TraceContext;
 use tokio::sync::mpsc::{self, Sender};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +60,8 @@ pub(crate) struct JobStart {
     pub(crate) request: RequestId,
     /// What it asks for, or why that cannot be read.
     pub(crate) prompt: Result<PromptRequest, ErrorReply>,
+    /// The sender's span.
+    pub(crate) trace: Option<TraceContext>,
     /// Whether it was cancelled while it waited.
     pub(crate) cancelled: bool,
     /// What earlier deliveries have stored.

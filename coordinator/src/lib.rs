@@ -28,6 +28,7 @@ mod speculation;
 mod state;
 mod stop;
 mod timings;
+mod trace;
 mod transcript;
 
 pub use config::{

@@ -5,13 +5,16 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use stagebus_settings::{ListenAddress, Overrides, ProcessArgs, logging, process};
-use stagebus_telemetry::{CoordinatorMetrics, Telemetry};
+use stagebus_telemetry::Telemetry;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::config::{CoordinatorConfig, CoordinatorSettings};
 use crate::coordinator::{Ready, run};
 use crate::error::CoordinatorError;
+
+/// Name of the process in traces.
+const SERVICE: &str = "stagebus-coordinator";
 
 /// Flags of `coordinator` and `stagebus coordinator`.
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
@@ -72,14 +75,14 @@ pub async fn prepare(
     if args.exit_with_parent {
         process::watch_parent(shutdown.clone()).map_err(CoordinatorError::Thread)?;
     }
-    let mut telemetry = Telemetry::start(&loaded.metrics).await?;
+    let mut telemetry = Telemetry::start(&loaded.metrics, &loaded.telemetry, SERVICE).await?;
     let config = CoordinatorConfig {
         shards: args.shards,
         broker: loaded.broker,
         settings: loaded.process,
         wait_for_workers: args.wait_for_workers,
         hosted: None,
-        metrics: CoordinatorMetrics::registered(&mut telemetry.registry),
+        telemetry: telemetry.coordinator(),
     };
     Ok(Prepared { config, telemetry })
 }

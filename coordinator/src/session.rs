@@ -26,6 +26,7 @@ use crate::client::Client;
 use crate::drafting::{DraftCommand, DraftOrder};
 use crate::speculation::Speculation;
 use crate::timings::Stopwatch;
+use crate::trace::RequestTrace;
 use crate::transcript::Transcript;
 use running::Rows;
 
@@ -74,6 +75,8 @@ pub(crate) struct Session {
     pub(crate) held: Option<(Epoch, Vec<(StageIndex, WorkerId)>)>,
     /// When the client last heard of the session.
     pub(crate) last_event: Instant,
+    /// Its spans, if it is traced.
+    pub(crate) trace: Option<Box<RequestTrace>>,
     state: SessionState,
 }
 
@@ -206,6 +209,7 @@ impl Session {
             n_resumed: 0,
             known_end: None,
             held: None,
+            trace: None,
             state: SessionState::Encoding,
         }
     }

@@ -34,7 +34,7 @@ use stagebus_schemas::messages::head::HeadRow;
 use stagebus_schemas::messages::public::{FinishReason, Limits, StepTimes};
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
-use stagebus_telemetry::CoordinatorMetrics;
+use stagebus_telemetry::{CoordinatorMetrics, CoordinatorTelemetry, Tracer};
 use tracing::{info, warn};
 
 use admission::OutputShare;
@@ -141,6 +141,7 @@ pub(crate) struct State {
     n_decoding: usize,
     counters: Counters,
     metrics: CoordinatorMetrics,
+    tracer: Tracer,
     connected: bool,
     draining: bool,
     effects: Vec<Effect>,
@@ -167,7 +168,7 @@ impl State {
         settings: CoordinatorSettings,
         model: Model,
         limits: StepLimits,
-        metrics: CoordinatorMetrics,
+        telemetry: CoordinatorTelemetry,
     ) -> Self {
         Self {
             fleet: FleetView::new(model.identity.clone(), name.hosted.clone()),
@@ -188,7 +189,8 @@ impl State {
             acceptance: FIRST_ACCEPTANCE,
             n_decoding: 0,
             counters: Counters::default(),
-            metrics,
+            metrics: telemetry.metrics,
+            tracer: telemetry.tracer,
             connected: true,
             draining: false,
             effects: Vec::new(),

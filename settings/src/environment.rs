@@ -11,6 +11,7 @@
 //! | `STAGEBUS_DRAFT_DIR` | a draft model's folder, or a folder of such folders |
 //! | `STAGEBUS_BIN` | the `stagebus` program that a local fleet starts |
 //! | `STAGEBUS_GENAI_PYTHON` | a Python with `openvino_genai`, for `stagebus bench` |
+//! | `OTEL_EXPORTER_OTLP_ENDPOINT` | short for `STAGEBUS_TELEMETRY__OTLP_ENDPOINT`, which wins |
 //!
 //! An empty value counts as absent. Besides these, `PATH`, the loader's search path and
 //! `OPENVINO_INSTALL_DIR` are read to find programs and libraries.
@@ -36,6 +37,8 @@ pub const DRAFT_DIR: &str = "STAGEBUS_DRAFT_DIR";
 pub const BIN: &str = "STAGEBUS_BIN";
 /// Names a Python with `openvino_genai`.
 pub const GENAI_PYTHON: &str = "STAGEBUS_GENAI_PYTHON";
+/// The variable of OpenTelemetry for the key `telemetry.otlp_endpoint`.
+pub const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 /// Variables with our prefix that are no settings.
 pub const RESERVED: [&str; 8] =
     [CONFIG, LOG, OPENVINO, NATS_SERVER, RUNTIME_DIR, DRAFT_DIR, BIN, GENAI_PYTHON];
@@ -106,7 +109,7 @@ pub fn library_folders() -> Vec<PathBuf> {
     })
 }
 
-/// All variables with our prefix, in the order of their names.
+/// All variables with our prefix and [`OTLP_ENDPOINT`], in the order of their names.
 ///
 /// A value that is not Unicode is passed on with replacement characters, so that it is refused as
 /// a wrong value instead of being overlooked.
@@ -114,7 +117,8 @@ pub fn library_folders() -> Vec<PathBuf> {
 pub fn variables() -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
-        .filter(|(name, value)| name.starts_with(PREFIX) && !value.is_empty())
+        .filter(|(name, _)| name.starts_with(PREFIX) || name == OTLP_ENDPOINT)
+        .filter(|(_, value)| !value.is_empty())
         .map(|(name, value)| (name, value.to_string_lossy().into_owned()))
         .collect();
     found.sort();

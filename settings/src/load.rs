@@ -17,11 +17,12 @@ use crate::error::SettingsError;
 use crate::logging::LogSettings;
 use crate::metrics::MetricsSettings;
 use crate::secret::REDACTED;
+use crate::telemetry::TelemetrySettings;
 
-/// Tables that a configuration file may have. A process reads `broker`, `log`, `metrics` and its
-/// own.
-pub const SECTIONS: [&str; 8] =
-    ["broker", "log", "metrics", "worker", "coordinator", "gateway", "fleet", "bench"];
+/// Tables that a configuration file may have. A process reads `broker`, `log`, `metrics`, `telemetry`
+/// and its own.
+pub const SECTIONS: [&str; 9] =
+    ["broker", "log", "metrics", "telemetry", "worker", "coordinator", "gateway", "fleet", "bench"];
 
 /// Last parts of keys whose values are not repeated in messages.
 const SECRET_KEYS: [&str; 3] = ["token", "password", "api_keys"];
@@ -35,6 +36,8 @@ pub struct Settings<T> {
     pub log: LogSettings,
     /// `[metrics]`.
     pub metrics: MetricsSettings,
+    /// `[telemetry]`.
+    pub telemetry: TelemetrySettings,
     /// The process's own table.
     pub process: T,
 }
@@ -93,8 +96,8 @@ impl Overrides {
     }
 }
 
-/// Loads `[broker]`, `[log]`, `[metrics]` and the table `process` from the defaults, the file (or the
-/// one named by `STAGEBUS_CONFIG`), the `STAGEBUS_*` variables and the flags.
+/// Loads `[broker]`, `[log]`, `[metrics]`, `[telemetry]` and the table `process` from the defaults, the
+/// file (or the one named by `STAGEBUS_CONFIG`), the variables and the flags.
 ///
 /// # Errors
 /// [`SettingsError`]: an unreadable file, an unknown key or variable, a value that does not fit,
@@ -132,6 +135,7 @@ where
         broker: section::<BrokerSettings>("broker", &layers)?,
         log: section::<LogSettings>("log", &layers)?,
         metrics: section::<MetricsSettings>("metrics", &layers)?,
+        telemetry: section::<TelemetrySettings>("telemetry", &layers)?,
         process: section::<T>(process, &layers)?,
     };
     settings.broker.validate()?;
@@ -203,12 +207,14 @@ fn place_beside(file: &Path, table: &mut Map<String, Value>, keys: &[&str]) {
 fn variable_entries(variables: Vec<(String, String)>) -> Result<Vec<Entry>, SettingsError> {
     let mut entries = Vec::with_capacity(variables.len());
     for (name, text) in variables {
-        let Some(rest) = name.strip_prefix(environment::PREFIX) else { continue };
         let key = if name == environment::LOG {
             "log.level".to_owned()
+        } else if name == environment::OTLP_ENDPOINT {
+            "telemetry.otlp_endpoint".to_owned()
         } else if environment::RESERVED.contains(&name.as_str()) {
             continue;
         } else {
+            let Some(rest) = name.strip_prefix(environment::PREFIX) else { continue };
             rest.to_lowercase().replace("__", ".")
         };
         match key.split_once('.') {

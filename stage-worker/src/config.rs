@@ -12,7 +12,7 @@ use stagebus_engine::{EngineKind, EngineOptions, Profile};
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_schemas::tensor::Dtype;
 use stagebus_settings::BrokerSettings;
-use stagebus_telemetry::WorkerMetrics;
+use stagebus_telemetry::WorkerTelemetry;
 
 use crate::schedule::LEAST_BATCH_ROWS;
 
@@ -25,8 +25,8 @@ pub struct WorkerConfig {
     pub settings: WorkerSettings,
     /// The way to the coordinator that hosts this worker, if it is in the same process.
     pub switch: Option<Switch>,
-    /// What it counts and measures.
-    pub metrics: WorkerMetrics,
+    /// What it shows of itself.
+    pub telemetry: WorkerTelemetry,
 }
 
 /// What runs the shard.

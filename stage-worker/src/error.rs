@@ -9,7 +9,7 @@ use stagebus_schemas::ids::IdError;
 use stagebus_settings::logging::LogError;
 use stagebus_settings::{RuntimeError, SettingsError};
 use stagebus_shards::ShardSetError;
-use stagebus_telemetry::EndpointError;
+use stagebus_telemetry::TelemetryError;
 
 use crate::config::SettingError;
 use crate::inference::CommandError;
@@ -27,9 +27,9 @@ pub enum WorkerError {
     /// Logging did not start.
     #[error("logging cannot be started")]
     Log(#[from] LogError),
-    /// Nobody can scrape the metrics.
-    #[error("metrics cannot be shown")]
-    Metrics(#[from] EndpointError),
+    /// Metrics or traces have no way out.
+    #[error("the worker cannot show what it is asked to")]
+    Telemetry(#[from] TelemetryError),
     /// The shard set cannot be opened, or its files are not those of the manifest.
     #[error("the shard set cannot be used")]
     Shards(#[from] ShardSetError),

@@ -21,6 +21,7 @@ mod needless;
 mod preemption;
 mod thread;
 mod times;
+mod traces;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,7 +38,8 @@ use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::ids::{Epoch, SessionId};
 use stagebus_schemas::messages::control::Open;
 use stagebus_schemas::tensor::Dtype;
-use stagebus_telemetry::WorkerMetrics;
+use stagebus_schemas::trace::TraceContext;
+use stagebus_telemetry::{WorkerMetrics, WorkerTelemetry};
 use tokio::sync::{mpsc, watch};
 
 use crate::results::{Job, Manner, Outgoing, u32_of};
@@ -50,11 +52,20 @@ use thread::Thread;
 pub(crate) enum Command {
     /// Opens a session, with its compiled constraint, or lets it go on at a higher epoch; steps that
     /// wait are dropped.
-    Open(Box<Open>, Option<Guide>),
+    Open(Box<OpenOrder>, Option<Guide>),
     /// Ends a session; steps that wait are dropped.
     Close { session: SessionId },
     /// Runs the steps of one message when their turn comes.
     Run(Vec<Job>),
+}
+
+/// A session that is to be opened, or to go on at a higher epoch.
+#[derive(Debug, PartialEq)]
+pub(crate) struct OpenOrder {
+    /// What its coordinator asks for.
+    pub(crate) open: Open,
+    /// The coordinator's span.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 impl Command {
@@ -115,8 +126,8 @@ pub(crate) struct InferenceOptions {
     pub policy: Policy,
     /// Number format of hidden states on the wire.
     pub wire_dtype: Dtype,
-    /// What it counts and measures.
-    pub metrics: WorkerMetrics,
+    /// What it shows of itself.
+    pub telemetry: WorkerTelemetry,
 }
 
 /// The owner's handle to the thread.
@@ -158,7 +169,7 @@ impl Inference {
         let (commands, inbox) = sync_channel(options.command_capacity);
         let (events, event_receiver) = mpsc::channel(options.command_capacity);
         let (load_sender, load) = watch::channel(InferenceLoad::default());
-        let metrics = options.metrics.clone();
+        let metrics = options.telemetry.metrics.clone();
         let worker = Thread::new(backend, stage, options, events, load_sender, outlet);
         let queued = worker.queued();
         let thread =

@@ -8,14 +8,13 @@ use stagebus_bus::{
     Subscription,
 };
 use stagebus_draft::constraint::{Constraint, Grammars};
-use stagebus_schemas::messages::control::Open;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::WorkerError;
-use crate::inference::InferenceEvent;
+use crate::inference::{InferenceEvent, OpenOrder};
 use crate::shutdown::Shutdown;
 use crate::stage::Stage;
 use crate::worker::{Action, Incoming};
@@ -136,11 +135,11 @@ impl Intake {
     }
 
     /// Compiles the constraint of a session that opens.
-    pub(crate) fn compile(&mut self, open: Box<Open>, constraint: Arc<Constraint>) {
+    pub(crate) fn compile(&mut self, order: Box<OpenOrder>, constraint: Arc<Constraint>) {
         let grammars = Arc::clone(&self.grammars);
         self.compiling.spawn_blocking(move || {
             let guide = grammars.compile(&constraint);
-            Action::Compiled { open, guide }
+            Action::Compiled { order, guide }
         });
     }
 
@@ -178,7 +177,7 @@ async fn step_or_control(
         biased;
         delivery = bulk.next() => {
             let BulkDelivery { payload, reply } = delivery.ok_or(WorkerError::BrokerClosed)?;
-            Ok(Action::Step(Incoming { payload, reply, arrived: Instant::now() }))
+            Ok(Action::Step(Incoming { payload, reply, trace: None, arrived: Instant::now() }))
         }
         delivery = steps.next() => incoming(delivery).map(Action::Step),
         delivery = control.next() => incoming(delivery).map(Action::Control),
@@ -188,5 +187,6 @@ async fn step_or_control(
 fn incoming(delivery: Option<Delivery>) -> Result<Incoming, WorkerError> {
     let delivery = delivery.ok_or(WorkerError::BrokerClosed)?;
     let reply = delivery.reply().map(str::to_owned);
-    Ok(Incoming { payload: delivery.payload, reply, arrived: Instant::now() })
+    let trace = delivery.trace();
+    Ok(Incoming { payload: delivery.payload, reply, trace, arrived: Instant::now() })
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use stagebus_settings::{ListenAddress, Overrides, ProcessArgs, Settings, logging, process};
-use stagebus_telemetry::{Telemetry, WorkerMetrics};
+use stagebus_telemetry::Telemetry;
 
 use crate::config::{EngineChoice, ProfileChoice, SettingError, WorkerConfig, WorkerSettings};
 use crate::error::WorkerError;
@@ -17,6 +17,9 @@ pub const SHUTDOWN_DEADLINE_EXIT: u8 = 3;
 
 /// Exit code when the broker refuses us, or the connection would not be safe.
 pub const ACCESS_REFUSED_EXIT: u8 = 4;
+
+/// Name of the process in traces.
+const SERVICE: &str = "stagebus-worker";
 
 /// Flags of `stage-worker` and `stagebus worker`. Most are short for a key of `[worker]`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -90,7 +93,7 @@ pub async fn serve(args: WorkerArgs, shutdown: impl Into<Shutdown>) -> Result<()
     let loaded = args.process.load::<WorkerSettings>("worker", &args.overrides())?;
     logging::init(&loaded.log)?;
     tracing::info!(broker = ?loaded.broker, settings = ?loaded.process, "configuration");
-    let mut telemetry = Telemetry::start(&loaded.metrics).await?;
+    let mut telemetry = Telemetry::start(&loaded.metrics, &loaded.telemetry, SERVICE).await?;
     let config = config(loaded, &mut telemetry)?;
     let metrics = telemetry.metrics_address();
     telemetry.serve();
@@ -114,8 +117,8 @@ fn config(
     let settings = loaded.process;
     settings.validate()?;
     let stage = settings.stage.ok_or(SettingError::NoStage)?;
-    let metrics = WorkerMetrics::registered(&mut telemetry.registry, stage);
-    Ok(WorkerConfig { broker: loaded.broker, settings, switch: None, metrics })
+    let telemetry = telemetry.worker(stage);
+    Ok(WorkerConfig { broker: loaded.broker, settings, switch: None, telemetry })
 }
 
 /// Like [`serve`]; the first Ctrl-C or termination signal lets running sessions finish, the second

@@ -25,7 +25,7 @@ use stagebus_bus::{
 use stagebus_draft::constraint::Grammars;
 use stagebus_engine::backend::Backend;
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
-use stagebus_telemetry::{WorkerMetrics, mirror};
+use stagebus_telemetry::{WorkerMetrics, WorkerTelemetry, mirror};
 use tokio::runtime::Handle;
 
 use crate::config::{WorkerConfig, WorkerSettings};
@@ -93,7 +93,7 @@ pub async fn run(
         () = shutdown.drain.cancelled() => return Ok(()),
         () = shutdown.stop.cancelled() => return Ok(()),
     };
-    let settings = (&config.settings, &config.metrics);
+    let settings = (&config.settings, &config.telemetry);
     serve(connections, stage, backend, settings, &shutdown, on_ready).await
 }
 
@@ -131,16 +131,17 @@ pub(crate) async fn serve(
     connections: Connections,
     stage: Arc<Stage>,
     backend: Box<dyn Backend>,
-    (settings, metrics): (&WorkerSettings, &WorkerMetrics),
+    (settings, telemetry): (&WorkerSettings, &WorkerTelemetry),
     shutdown: &Shutdown,
     on_ready: impl FnOnce(&Ready),
 ) -> Result<(), WorkerError> {
     let limits = limits(settings);
-    let options = options((settings, metrics), &limits, stage.n_stages, backend.useful_batch());
+    let options = options((settings, telemetry), &limits, stage.n_stages, backend.useful_batch());
     let Connections { steps: bus, bulk } = &connections;
     // Before the subscriptions, whose refusals they tell.
     let (events, bulk_events) = (bus.events(), bulk.events());
     let (sender, bulk_ends) = open_bulk(bulk, &stage).await?;
+    let metrics = &telemetry.metrics;
     let outlet = outlet(bus, sender, metrics.clone());
     let (inference, inference_events) =
         Inference::start(backend, Arc::clone(&stage), options, outlet)
@@ -233,8 +234,8 @@ async fn drive(
             metrics.received.inc_by(incoming.payload.len() as u64);
         }
         worker.apply(action, Instant::now())?;
-        for (open, constraint) in worker.take_uncompiled() {
-            intake.compile(open, constraint);
+        for (order, constraint) in worker.take_uncompiled() {
+            intake.compile(order, constraint);
         }
         if is_tick && !bus.is_connected() {
             // An announcement that waits for the broker is out of date when it leaves.
@@ -336,7 +337,7 @@ fn limits(settings: &WorkerSettings) -> WorkerLimits {
 }
 
 fn options(
-    (settings, metrics): (&WorkerSettings, &WorkerMetrics),
+    (settings, telemetry): (&WorkerSettings, &WorkerTelemetry),
     limits: &WorkerLimits,
     n_stages: u16,
     useful_batch: usize,
@@ -357,7 +358,7 @@ fn options(
             decodes_per_prefill: settings.decodes_per_prefill,
         },
         wire_dtype: settings.wire_dtype,
-        metrics: metrics.clone(),
+        telemetry: telemetry.clone(),
     }
 }
 

@@ -19,15 +19,16 @@ use stagebus_schemas::codec::{self, CodecError, Message};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{Epoch, SessionId, WorkerId};
 use stagebus_schemas::messages::control::{
-    Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, Keep, Open, SessionProgress,
+    Close, Control, ControlAction, ControlOutcome, ControlReply, Drain, Keep, SessionProgress,
 };
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerState};
 use stagebus_schemas::messages::forward::{Forward, Step};
 use stagebus_schemas::subjects::{LostStep, Subject};
+use stagebus_schemas::trace::TraceContext;
 use stagebus_schemas::version::MessageVersion;
 use stagebus_telemetry::WorkerMetrics;
 
-use crate::inference::{Command, CommandError, Inference, InferenceEvent};
+use crate::inference::{Command, CommandError, Inference, InferenceEvent, OpenOrder};
 use crate::results::{self, Job, Outgoing, u32_of};
 use crate::rows::{check_message, check_step};
 use crate::sessions::{Admission, Route, Sessions};
@@ -56,7 +57,7 @@ pub(crate) enum Action {
     /// A coordinator announced itself.
     Coordinator(CoordinatorAnnouncement),
     /// The constraint of a session that opens is compiled, or cannot be.
-    Compiled { open: Box<Open>, guide: Result<Guide, ConstraintError> },
+    Compiled { order: Box<OpenOrder>, guide: Result<Guide, ConstraintError> },
     /// News from the inference thread.
     Inference(InferenceEvent),
     /// News from the broker connection.
@@ -74,6 +75,7 @@ pub(crate) enum Action {
 pub(crate) struct Incoming {
     pub payload: Bytes,
     pub reply: Option<String>,
+    pub trace: Option<TraceContext>,
     pub arrived: Instant,
 }
 
@@ -126,7 +128,7 @@ pub(crate) struct Worker {
     /// Opens that the inference thread has not answered, with their reply subjects.
     opening: HashMap<(SessionId, Epoch), Vec<Option<String>>>,
     /// Opens whose constraints are to be compiled.
-    uncompiled: Vec<(Box<Open>, Arc<Constraint>)>,
+    uncompiled: Vec<(Box<OpenOrder>, Arc<Constraint>)>,
     state: WorkerState,
     drain_until: Option<Instant>,
     /// Times that messages may have been lost.
@@ -175,7 +177,7 @@ impl Worker {
     }
 
     /// Takes the opens whose constraints are to be compiled, which takes too long here.
-    pub(crate) fn take_uncompiled(&mut self) -> Vec<(Box<Open>, Arc<Constraint>)> {
+    pub(crate) fn take_uncompiled(&mut self) -> Vec<(Box<OpenOrder>, Arc<Constraint>)> {
         std::mem::take(&mut self.uncompiled)
     }
 
@@ -195,7 +197,7 @@ impl Worker {
             Action::Probe => self.announce(),
             Action::Lost { told: true, .. } => {}
             Action::Lost { subject, told: false } => self.on_lost(subject),
-            Action::Compiled { open, guide } => self.on_compiled(open, guide)?,
+            Action::Compiled { order, guide } => self.on_compiled(order, guide)?,
             Action::Inference(event) => self.on_inference(event),
             Action::Connection(event) => self.on_connection(event),
             Action::Nothing => {}
@@ -321,7 +323,7 @@ impl Worker {
             }
         };
         let outcome = match control.action {
-            ControlAction::Open(open) => match self.open(open, &incoming.reply, now)? {
+            ControlAction::Open(open) => match self.open(open, &incoming, now)? {
                 Ok(()) => return Ok(()),
                 Err(error) => ControlOutcome::Failed(error),
             },

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use stagebus_settings::MetricsSettings;
-use stagebus_telemetry::{CoordinatorMetrics, Telemetry, WorkerMetrics};
+use stagebus_settings::{MetricsSettings, TelemetrySettings};
+use stagebus_telemetry::{Telemetry, TelemetryError};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -13,6 +13,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 fn anywhere() -> MetricsSettings {
     MetricsSettings { listen: Some("0".parse().expect("a port")) }
+}
+
+async fn start(metrics: &MetricsSettings) -> Result<Telemetry, TelemetryError> {
+    Telemetry::start(metrics, &TelemetrySettings::default(), "test").await
 }
 
 /// Sends bytes and reads to the end of the connection.
@@ -29,9 +33,9 @@ async fn exchange(address: SocketAddr, request: &str) -> String {
 
 #[tokio::test]
 async fn metrics_and_health_are_answered_and_nothing_else() {
-    let mut telemetry = Telemetry::start(&anywhere()).await.expect("a free port");
-    let worker = WorkerMetrics::registered(&mut telemetry.registry, 3);
-    let _coordinator = CoordinatorMetrics::registered(&mut telemetry.registry);
+    let mut telemetry = start(&anywhere()).await.expect("a free port");
+    let worker = telemetry.worker(3).metrics;
+    let _coordinator = telemetry.coordinator();
     let address = telemetry.metrics_address().expect("an address");
     assert!(address.ip().is_loopback(), "{address}");
     telemetry.serve();
@@ -61,7 +65,7 @@ async fn metrics_and_health_are_answered_and_nothing_else() {
 
 #[tokio::test]
 async fn the_end_does_not_wait_for_connections() {
-    let mut telemetry = Telemetry::start(&anywhere()).await.expect("a free port");
+    let mut telemetry = start(&anywhere()).await.expect("a free port");
     let address = telemetry.metrics_address().expect("an address");
     telemetry.serve();
     let mut idle = TcpStream::connect(address).await.expect("it listens");
@@ -77,18 +81,19 @@ async fn the_end_does_not_wait_for_connections() {
 
 #[tokio::test]
 async fn an_address_that_is_taken_is_named() {
-    let first = Telemetry::start(&anywhere()).await.expect("a free port");
+    let first = start(&anywhere()).await.expect("a free port");
     let address = first.metrics_address().expect("an address");
     let settings =
         MetricsSettings { listen: Some(address.to_string().parse().expect("an address")) };
-    let error = Telemetry::start(&settings).await.expect_err("it is taken");
+    let error = start(&settings).await.expect_err("it is taken");
+    let TelemetryError::Metrics(error) = error else { panic!("{error}") };
     assert_eq!(error.address, address);
     assert_eq!(error.source.kind(), std::io::ErrorKind::AddrInUse);
 }
 
 #[tokio::test]
 async fn nothing_listens_unless_told() {
-    let mut telemetry = Telemetry::start(&MetricsSettings::default()).await.expect("nothing to do");
+    let mut telemetry = start(&MetricsSettings::default()).await.expect("nothing to do");
     assert_eq!(telemetry.metrics_address(), None);
     telemetry.serve();
     telemetry.end().await;

@@ -11,6 +11,7 @@
 pub mod answer;
 pub mod broker;
 pub mod browser;
+pub mod collector;
 pub mod fleet;
 pub mod foreign;
 pub mod keys;

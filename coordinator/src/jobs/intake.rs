@@ -114,6 +114,7 @@ impl Intake {
             request: Some(Arc::new(request.clone())),
             ..Client::new(reply, &job.public_headers(), &job.payload)
         };
+        let trace = job.trace();
         let n_tries = job.delivered.saturating_sub(stored.last_delivery);
         let max_deliveries = self.max_deliveries;
         let mut keeper = Keeper::new(self, job, request.clone(), &client, &stored);
@@ -124,7 +125,8 @@ impl Intake {
             keeper.give_up(ErrorReply::new(ErrorClass::Internal, message)).await;
             return None;
         }
-        Some(Taken { keeper, start: JobStart { client, request, prompt, cancelled, stored } })
+        let start = JobStart { client, request, prompt, trace, cancelled, stored };
+        Some(Taken { keeper, start })
     }
 
     fn read(&self, job: &JobDelivery) -> Result<PromptRequest, ErrorReply> {

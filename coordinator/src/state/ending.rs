@@ -15,6 +15,7 @@ use crate::client::Client;
 use crate::drafting::DraftCommand;
 use crate::fault::Fault;
 use crate::session::{Session, SessionState};
+use crate::trace::RequestTrace;
 use crate::transcript::Output;
 
 /// Recoveries of a session without a new token between them, after which it fails.
@@ -66,6 +67,9 @@ impl State {
         }
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.recoveries += u32::from(!gives_way);
+        if let (Some(trace), Some(recovery)) = (&mut session.trace, fault.recovery()) {
+            trace.recovers(recovery.as_str(), now);
+        }
         session.speculation.interrupted();
         self.counters.recoveries += 1;
         match session.enter(SessionState::Routing) {
@@ -103,23 +107,45 @@ impl State {
         let gone = self.sessions.values().filter(|session| *session.client.reply == *reply);
         for id in gone.map(|session| session.id).collect::<Vec<_>>() {
             info!(session_id = %id, "nobody hears the events, session ends");
-            self.remove(id, now);
+            let session = self.remove(id, now);
             self.counters.clients_gone += 1;
-            self.metrics.request_ended(Outcome::ClientGone);
+            self.request_ended(session, Outcome::ClientGone, now);
         }
     }
 
     /// Ends a session with an error event.
     pub(super) fn fail(&mut self, id: SessionId, error: ErrorReply, now: Instant) {
         if let Some(session) = self.remove(id, now) {
-            self.refuse(session.client, error);
+            self.refuse((session.client, session.trace), error, now);
         }
     }
 
-    /// Answers a request with an error event and nothing else.
-    pub(super) fn refuse(&mut self, client: Client, error: ErrorReply) {
+    /// Notes the end of a request that ends without a word to its client.
+    pub(super) fn request_ended(
+        &mut self,
+        session: Option<Session>,
+        outcome: Outcome,
+        now: Instant,
+    ) {
+        self.metrics.request_ended(outcome);
+        if let Some(trace) = session.and_then(|session| session.trace) {
+            trace.end(outcome, None, now);
+        }
+    }
+
+    /// Answers a request with an error event and nothing else, and ends its spans.
+    pub(super) fn refuse(
+        &mut self,
+        (client, trace): (Client, Option<Box<RequestTrace>>),
+        error: ErrorReply,
+        now: Instant,
+    ) {
+        let outcome = Outcome::Failed(error.class);
         self.counters.requests_failed += 1;
-        self.metrics.request_ended(Outcome::Failed(error.class));
+        self.metrics.request_ended(outcome);
+        if let Some(trace) = trace {
+            trace.end(outcome, None, now);
+        }
         let ErrorReply { class, message, retry_after_ms } = error;
         let event = Event::Error { class, message, retry_after_ms };
         self.effects.push(Effect::Event { session: None, client: client.clone(), event });
@@ -158,6 +184,9 @@ impl State {
             steps: session.speculation.steps,
             bloat: session.bloat,
         };
+        if let Some(trace) = session.trace.take() {
+            trace.end(Outcome::Done(finish_reason), Some(&usage), now);
+        }
         let mut events = Vec::with_capacity(3);
         if !session.accepted {
             let (request_id, prompt_tokens) = (session.request.clone(), usage.prompt_tokens);

@@ -6,9 +6,7 @@ use std::time::Instant;
 use stagebus_schemas::cloud_events::{PublicHeaders, decode_request};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{RequestId, SessionId};
-use stagebus_schemas::messages::public::{
-    Limits, PromptInput, PromptRequest, RequestError, ValidRequest,
-};
+use stagebus_schemas::messages::public::{Limits, PromptInput, RequestError, ValidRequest};
 use stagebus_telemetry::Outcome;
 
 use super::State;
@@ -18,28 +16,22 @@ use crate::jobs::JobStart;
 use crate::session::{Order, Session, SessionState};
 use crate::speculation::{Speculation, Wish};
 use crate::timings::Stopwatch;
+use crate::trace::RequestTrace;
 use crate::transcript::Transcript;
 
 impl State {
     pub(super) fn on_request(&mut self, incoming: Incoming, now: Instant) {
-        let Incoming { payload, headers, client } = incoming;
+        let Incoming { payload, headers, client, trace } = incoming;
         let Some(mut client) = client else {
             self.counters.requests_ignored += 1;
             self.metrics.request_ended(Outcome::Unanswerable);
             return;
         };
-        if let Err(error) = self.check_room(&client) {
-            return self.refuse(client, error);
-        }
-        let mut request = match self.read_request(&headers, &payload) {
-            Ok(request) => request,
-            Err(error) => return self.refuse(client, error),
-        };
-        let name = request.request_id.get_or_insert_with(RequestId::random).clone();
-        client.request = Some(Arc::new(name));
-        match request.validate(&self.model.limits) {
-            Ok(request) => self.begin(request, client, None, now),
-            Err(error) => self.refuse(client, error.into()),
+        let trace = RequestTrace::begin(&self.tracer, trace, &self.model.identity.model, now);
+        let room = self.check_room(&client);
+        match room.and_then(|()| self.read_request(&headers, &payload, &mut client)) {
+            Ok(request) => self.begin(request, client, (None, trace), now),
+            Err(error) => self.refuse((client, trace), error, now),
         }
     }
 
@@ -73,25 +65,31 @@ impl State {
         }
     }
 
+    /// Reads and checks a request, whose name the client gets.
     fn read_request(
         &self,
         headers: &PublicHeaders<'_>,
         payload: &[u8],
-    ) -> Result<PromptRequest, ErrorReply> {
+        client: &mut Client,
+    ) -> Result<ValidRequest, ErrorReply> {
         let (found, limit) = (payload.len(), self.settings.max_request_bytes);
         if found > limit {
             return Err(invalid(format!("request has {found} bytes, at most {limit} are taken")));
         }
-        decode_request(headers, payload)
-            .map_err(|error| invalid(format!("request cannot be read: {error}")))
+        let mut request = decode_request(headers, payload)
+            .map_err(|error| invalid(format!("request cannot be read: {error}")))?;
+        let name = request.request_id.get_or_insert_with(RequestId::random).clone();
+        client.request = Some(Arc::new(name));
+        Ok(request.validate(&self.model.limits)?)
     }
 
-    /// Makes the session of a valid request; `job` is what is known of a job.
+    /// Makes the session of a valid request; `job` is what is known of a job, and `trace` holds the
+    /// spans of a request that is traced.
     pub(super) fn begin(
         &mut self,
         request: ValidRequest,
         client: Client,
-        job: Option<JobStart>,
+        (job, trace): (Option<JobStart>, Option<Box<RequestTrace>>),
         now: Instant,
     ) {
         let text = match request.input {
@@ -119,6 +117,7 @@ impl State {
         let mut watch = Stopwatch::new(now, usize::from(self.model.identity.n_stages));
         watch.tells_steps = request.timings && request.stream;
         let mut session = Session::new(order, transcript, watch);
+        session.trace = trace;
         if let Some(job) = job {
             session.resume(job, &self.model.eos_ids);
         }

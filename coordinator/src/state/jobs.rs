@@ -3,24 +3,32 @@
 
 use std::time::Instant;
 
+use stagebus_schemas::error::ErrorReply;
 use stagebus_schemas::messages::control::Priority;
-use stagebus_schemas::messages::public::{FinishReason, PromptRequest};
+use stagebus_schemas::messages::public::{FinishReason, PromptRequest, ValidRequest};
 use stagebus_telemetry::Outcome;
 
 use super::State;
 use crate::action::Effect;
 use crate::jobs::{JobKey, JobStart};
 use crate::session::Session;
+use crate::trace::RequestTrace;
 
 impl State {
     pub(super) fn on_job(&mut self, mut job: JobStart, now: Instant) {
         let client = job.client.clone();
+        let trace = RequestTrace::begin(&self.tracer, job.trace, &self.model.identity.model, now);
+        match self.read_job(&mut job) {
+            Ok(request) => self.begin(request, client, (Some(job), trace), now),
+            Err(error) => self.refuse((client, trace), error, now),
+        }
+    }
+
+    /// Checks what a job asks for.
+    fn read_job(&self, job: &mut JobStart) -> Result<ValidRequest, ErrorReply> {
         let prompt = match &mut job.prompt {
             Ok(prompt) => std::mem::take(prompt),
-            Err(error) => {
-                let error = error.clone();
-                return self.refuse(client, error);
-            }
+            Err(error) => return Err(error.clone()),
         };
         let request = PromptRequest {
             request_id: Some(job.request.clone()),
@@ -29,18 +37,15 @@ impl State {
             priority: prompt.priority.or(Some(Priority::Batch)),
             ..prompt
         };
-        match request.validate(&self.model.limits) {
-            Ok(request) => self.begin(request, client, Some(job), now),
-            Err(error) => self.refuse(client, error.into()),
-        }
+        Ok(request.validate(&self.model.limits)?)
     }
 
     /// Drops what still runs of a job that is out of our hands; nobody hears of it.
     pub(super) fn on_job_lost(&mut self, job: JobKey, now: Instant) {
         let of_job = |session: &&Session| session.client.job == Some(job);
         if let Some(session) = self.sessions.values().find(of_job).map(|session| session.id) {
-            self.remove(session, now);
-            self.metrics.request_ended(Outcome::HandedOver);
+            let session = self.remove(session, now);
+            self.request_ended(session, Outcome::HandedOver, now);
         }
     }
 
@@ -52,8 +57,8 @@ impl State {
             .filter_map(|session| Some((session.id, session.client.job?)))
             .collect();
         for (session, job) in jobs {
-            self.remove(session, now);
-            self.metrics.request_ended(Outcome::HandedOver);
+            let session = self.remove(session, now);
+            self.request_ended(session, Outcome::HandedOver, now);
             self.effects.push(Effect::GiveBack(job));
         }
     }

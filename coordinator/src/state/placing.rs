@@ -155,9 +155,10 @@ impl State {
         if let Err(error) = session.enter(SessionState::Opening(opening)) {
             return self.on_session_fault(id, error.into(), now);
         }
+        let trace = session.trace.as_mut().and_then(|trace| trace.opens(&open, now));
         for (stage, worker) in self.fleet.stages().zip(route) {
             self.fleet.session_opened(&worker);
-            self.effects.push(Effect::Open { stage, worker, open: open.clone() });
+            self.effects.push(Effect::Open { stage, worker, open: open.clone(), trace });
         }
     }
 
@@ -282,6 +283,9 @@ impl State {
             session.last_event = now;
             session.cached_tokens = u32::try_from(start_pos).unwrap_or(u32::MAX);
             self.metrics.session_opened(session.watch.elapsed(now));
+            if let Some(trace) = &mut session.trace {
+                trace.opened(session.watch.arrival(), now);
+            }
             self.metrics.prompt_tokens.inc_by(session.prompt.len() as u64);
             self.metrics.cached_tokens.inc_by(session.cached_tokens.into());
             self.effects.push(Effect::Event {

@@ -293,7 +293,12 @@ impl State {
         let output_len = session.output.len();
         let n_tokens = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         match session.watch.tokens(now) {
-            TokenGap::First(since_arrival) => self.metrics.first_token(since_arrival),
+            TokenGap::First(since_arrival) => {
+                self.metrics.first_token(since_arrival);
+                if let Some(trace) = &mut session.trace {
+                    trace.event("first token", now);
+                }
+            }
             TokenGap::Later(since_last) => self.metrics.more_tokens(n_tokens, since_last),
         }
         session.recoveries = 0;

@@ -26,7 +26,7 @@ use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::subjects::LostStep;
 use stagebus_schemas::version::MessageVersion;
 use stagebus_shards::text::TextModel;
-use stagebus_telemetry::CoordinatorMetrics;
+use stagebus_telemetry::CoordinatorTelemetry;
 
 use super::checks::CHECK_PATIENCE;
 use super::{Model, Name, State, StepLimits};
@@ -42,7 +42,7 @@ const N_STAGES: u16 = 2;
 fn ask(reply: &str, json: &str) -> Action {
     let headers = PublicHeaders::default();
     let client = Some(Client::new(reply.into(), &headers, json.as_bytes()));
-    Action::Request(Incoming { payload: json.to_owned().into(), headers, client })
+    Action::Request(Incoming { payload: json.to_owned().into(), headers, client, trace: None })
 }
 
 /// A state with its clock and the effects so far.
@@ -78,7 +78,7 @@ impl Bench {
         let name =
             Name { id: CoordinatorId::new("c").unwrap(), host: "h".to_owned(), hosted: None };
         let limits = StepLimits { chunk_rows: settings.prefill_chunk, wanted_rows: 64 };
-        let state = State::new(name, settings, model, limits, CoordinatorMetrics::default());
+        let state = State::new(name, settings, model, limits, CoordinatorTelemetry::default());
         Self { state, now: Instant::now(), effects: Vec::new(), told: Vec::new() }
     }
 
@@ -145,7 +145,7 @@ impl Bench {
         self.effects = std::mem::take(&mut self.effects)
             .into_iter()
             .filter_map(|effect| match effect {
-                Effect::Open { stage, worker, open } => {
+                Effect::Open { stage, worker, open, trace: None } => {
                     opens.push((stage, worker, open));
                     None
                 }
@@ -637,7 +637,8 @@ fn text_without_tokens_and_tokenizer_failures_are_refused() {
 fn a_request_without_reply_subject_is_ignored() {
     let mut bench = Bench::new();
     let headers = PublicHeaders::default();
-    bench.act(Action::Request(Incoming { payload: "{}".into(), headers, client: None }));
+    let payload = "{}".into();
+    bench.act(Action::Request(Incoming { payload, headers, client: None, trace: None }));
     assert_eq!((bench.effects.len(), bench.state.counters.requests_ignored), (0, 1));
 }
 

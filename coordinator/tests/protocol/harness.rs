@@ -15,7 +15,7 @@ use stagebus_schemas::subjects::Subjects;
 use stagebus_settings::BrokerSettings;
 use stagebus_shards::Manifest;
 use stagebus_shards::text::TextModel;
-use stagebus_telemetry::CoordinatorMetrics;
+use stagebus_telemetry::CoordinatorTelemetry;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -78,22 +78,21 @@ impl Bed {
         settings: CoordinatorSettings,
         wait_for_workers: bool,
     ) -> Starting {
-        self.starting(settings, wait_for_workers, None, CoordinatorMetrics::default())
+        self.starting(settings, wait_for_workers, None, CoordinatorTelemetry::default())
     }
 
     /// A coordinator with a worker in its process.
     pub(crate) async fn hosting(&self, settings: CoordinatorSettings, hosted: Hosted) -> Running {
-        let metrics = CoordinatorMetrics::default();
-        self.starting(settings, false, Some(hosted), metrics).ready().await
+        self.starting(settings, false, Some(hosted), CoordinatorTelemetry::default()).ready().await
     }
 
-    /// A coordinator whose counts the test reads.
+    /// A coordinator that shows itself to the test.
     pub(crate) async fn shown(
         &self,
         settings: CoordinatorSettings,
-        metrics: CoordinatorMetrics,
+        telemetry: CoordinatorTelemetry,
     ) -> Running {
-        self.starting(settings, false, None, metrics).ready().await
+        self.starting(settings, false, None, telemetry).ready().await
     }
 
     /// A coordinator that does not start.
@@ -101,8 +100,8 @@ impl Bed {
         &self,
         settings: CoordinatorSettings,
     ) -> CoordinatorError {
-        let metrics = CoordinatorMetrics::default();
-        let mut running = self.starting(settings, false, None, metrics).running;
+        let mut running =
+            self.starting(settings, false, None, CoordinatorTelemetry::default()).running;
         running.tasks.join_next().await.unwrap().unwrap().unwrap_err()
     }
 
@@ -111,7 +110,7 @@ impl Bed {
         settings: CoordinatorSettings,
         wait_for_workers: bool,
         hosted: Option<Hosted>,
-        metrics: CoordinatorMetrics,
+        telemetry: CoordinatorTelemetry,
     ) -> Starting {
         let config = CoordinatorConfig {
             shards: self.folder.path().to_owned(),
@@ -119,7 +118,7 @@ impl Bed {
             settings,
             wait_for_workers,
             hosted,
-            metrics,
+            telemetry,
         };
         let shutdown = CancellationToken::new();
         let (tell, ready) = oneshot::channel();

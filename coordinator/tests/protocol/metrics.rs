@@ -1,7 +1,7 @@
 //! What a coordinator counts is what its clients are told.
 
 use stagebus_schemas::messages::public::PromptRequest;
-use stagebus_telemetry::CoordinatorMetrics;
+use stagebus_telemetry::CoordinatorTelemetry;
 
 use crate::defaults;
 use crate::harness::{Bed, tokens};
@@ -11,8 +11,9 @@ use crate::workers::workers;
 async fn counts_are_those_of_the_answers() {
     let bed = Bed::new(2).await;
     let _workers = workers(&bed, 1).await;
-    let metrics = CoordinatorMetrics::default();
-    let coordinator = bed.shown(defaults(), metrics.clone()).await;
+    let telemetry = CoordinatorTelemetry::default();
+    let metrics = telemetry.metrics.clone();
+    let coordinator = bed.shown(defaults(), telemetry).await;
     let prompt = [1, 2, 3];
     let whole = bed.text.decode(&bed.expected(&prompt, 60));
     let from = whole.char_indices().nth(10).unwrap().0;

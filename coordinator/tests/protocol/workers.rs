@@ -7,7 +7,7 @@ use stagebus_schemas::ids::WorkerId;
 use stagebus_schemas::messages::public::Event;
 use stagebus_schemas::subjects::Subject;
 use stagebus_settings::BrokerSettings;
-use stagebus_telemetry::WorkerMetrics;
+use stagebus_telemetry::WorkerTelemetry;
 use stagebus_worker::{EngineChoice, WorkerConfig, WorkerError, WorkerSettings};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -45,8 +45,8 @@ impl Worker {
         let mut tasks = JoinSet::new();
         let stop = shutdown.clone();
         tasks.spawn(async move {
-            let metrics = WorkerMetrics::default();
-            let config = WorkerConfig { broker, settings, switch, metrics };
+            let telemetry = WorkerTelemetry::default();
+            let config = WorkerConfig { broker, settings, switch, telemetry };
             stagebus_worker::run(config, stop, |ready| {
                 tell.send(ready.id.clone()).unwrap();
             })

@@ -13,7 +13,7 @@ use stagebus_schemas::subjects::Subjects;
 use stagebus_settings::BrokerSettings;
 use stagebus_shards::Manifest;
 use stagebus_shards::text::TextModel;
-use stagebus_telemetry::{CoordinatorMetrics, WorkerMetrics};
+use stagebus_telemetry::{CoordinatorTelemetry, WorkerTelemetry};
 use stagebus_worker::{EngineChoice, WorkerConfig, WorkerError, WorkerSettings};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -77,7 +77,7 @@ impl Bed {
             broker: self.broker_settings(),
             settings,
             switch: None,
-            metrics: WorkerMetrics::default(),
+            telemetry: WorkerTelemetry::default(),
         };
         let coordinator = CoordinatorConfig {
             shards: self.folder.path().to_owned(),
@@ -85,7 +85,7 @@ impl Bed {
             settings: CoordinatorSettings::default(),
             wait_for_workers: true,
             hosted: None,
-            metrics: CoordinatorMetrics::default(),
+            telemetry: CoordinatorTelemetry::default(),
         };
         let (tell, ready) = oneshot::channel();
         let mut fleet = Fleet {

@@ -218,6 +218,23 @@ fn the_short_variable_sets_the_log_level() {
 }
 
 #[test]
+fn the_variable_of_opentelemetry_names_the_collector_unless_ours_does() {
+    let theirs = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://theirs:4318");
+    let read = |variables: &[(&str, &str)]| {
+        let settings = layered("[telemetry]\notlp_endpoint = \"http://file:4318\"", variables, &[]);
+        settings.expect("loads").telemetry.otlp_endpoint.map(String::from)
+    };
+    assert_eq!(read(&[]).as_deref(), Some("http://file:4318"));
+    assert_eq!(read(&[theirs]).as_deref(), Some("http://theirs:4318"));
+    let ours = ("STAGEBUS_TELEMETRY__OTLP_ENDPOINT", "http://ours:4318");
+    assert_eq!(read(&[theirs, ours]).as_deref(), Some("http://ours:4318"));
+    let wrong = [("OTEL_EXPORTER_OTLP_ENDPOINT", "ours:4317")];
+    let text = refused("", &wrong, &[], "telemetry.otlp_endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT");
+    assert!(text.contains("http://127.0.0.1:4318"), "{text}");
+    refused("[telemetry]\nsample_ratio = 2", &[], &[], "telemetry.sample_ratio", ".toml");
+}
+
+#[test]
 fn secrets_are_not_repeated() {
     let text = refused("[broker]\ntoken = [\"hunter2\"]", &[], &[], "broker.token", ".toml");
     assert!(!text.contains("hunter2"), "{text}");

@@ -100,6 +100,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
             "session gives way, the KV blocks have run out"
         );
         self.metrics.preemptions.inc();
+        self.traces.note(victim, "preempted");
         held.holds_rows = false;
         let born = held.born;
         if held.standing == Standing::Runs {

@@ -86,7 +86,7 @@ impl Bench {
             command_capacity: 64,
             policy,
             wire_dtype: Dtype::F32,
-            metrics: WorkerMetrics::default(),
+            telemetry: WorkerTelemetry::default(),
         };
         let (inference, events) =
             Inference::start(backend, stage, options, outlet).expect("a thread");
@@ -112,7 +112,8 @@ impl Bench {
     }
 
     fn open_with(&mut self, open: Open) -> Result<u32, ErrorReply> {
-        self.inference.send(Command::Open(Box::new(open), None)).expect("room");
+        let order = Box::new(OpenOrder { open, trace: None });
+        self.inference.send(Command::Open(order, None)).expect("room");
         match self.events.blocking_recv().expect("the thread lives") {
             InferenceEvent::Opened { outcome, .. } => outcome,
             InferenceEvent::Lost { .. } => panic!("expected the answer to the open"),

@@ -13,14 +13,15 @@ use stagebus_engine::backend::{
 };
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::Epoch;
-use stagebus_schemas::messages::control::{Open, Priority};
+use stagebus_schemas::messages::control::Priority;
 use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::tensor::Dtype;
 use stagebus_telemetry::WorkerMetrics;
 use tokio::sync::{mpsc, watch};
 
 use super::times::{self, Times};
-use super::{Command, InferenceEvent, InferenceLoad, InferenceOptions, RunningBatch};
+use super::traces::Traces;
+use super::{Command, InferenceEvent, InferenceLoad, InferenceOptions, OpenOrder, RunningBatch};
 use crate::heads::Heads;
 use crate::results::{self, Job, Manner, Outgoing, Output, ResultError, RunTime, key_of, u32_of};
 use crate::schedule::{Class, FIRST_TOKEN_ROWS, MAX_DECODE_ROWS, Next, Part, Schedule};
@@ -66,6 +67,7 @@ pub(super) struct Thread<F> {
     events: mpsc::Sender<InferenceEvent>,
     load: watch::Sender<InferenceLoad>,
     pub(super) metrics: WorkerMetrics,
+    pub(super) traces: Traces,
     outlet: F,
 }
 
@@ -97,7 +99,8 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
             queued: Arc::new(AtomicU32::new(0)),
             events,
             load,
-            metrics: options.metrics,
+            metrics: options.telemetry.metrics,
+            traces: Traces::new(options.telemetry.tracer),
             outlet,
         }
     }
@@ -108,6 +111,11 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
     }
 
     pub(super) fn run(mut self, inbox: Receiver<Command>) {
+        self.serve(&inbox);
+        self.traces.end_all();
+    }
+
+    fn serve(&mut self, inbox: &Receiver<Command>) {
         let mut batch = Vec::new();
         loop {
             loop {
@@ -135,9 +143,9 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Open(open, guide) => {
-                let (session, epoch) = (open.session, open.epoch);
-                let outcome = self.open(&open, guide);
+            Command::Open(order, guide) => {
+                let (session, epoch) = (order.open.session, order.open.epoch);
+                let outcome = self.open(&order, guide);
                 self.tell(InferenceEvent::Opened { session, epoch, outcome });
                 self.report(|_| ());
             }
@@ -177,7 +185,8 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
         }
     }
 
-    fn open(&mut self, open: &Open, guide: Option<Guide>) -> Result<u32, ErrorReply> {
+    fn open(&mut self, order: &OpenOrder, guide: Option<Guide>) -> Result<u32, ErrorReply> {
+        let OpenOrder { open, trace } = order;
         let key = key_of(open.session);
         let held = self.sessions.get(&key).copied();
         if held.is_none_or(|held| held.epoch != open.epoch) {
@@ -201,6 +210,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
                     self.metrics.prompt_tokens.inc_by(open.prompt_len.into());
                     self.metrics.prefix_hit_tokens.inc_by(cached.into());
                 }
+                self.traces.open(key, open, (*trace, cached_len), &self.stage);
                 self.schedule.open(key, open.priority);
                 Ok(u32_of(cached_len))
             }
@@ -237,6 +247,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
                         held.holds_rows = true;
                     }
                     times.rows(n_rows);
+                    self.traces.ran(&waiting.step, n_rows, time);
                     if waiting.step.advance(n_rows, output, time) {
                         finished.push(waiting.step);
                     } else {
@@ -342,6 +353,8 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
             session_id = %step.session, stage_index = %self.stage.index, epoch = %step.epoch,
             step = %step.step, error = failure.as_error(), "step failed"
         );
+        let reply = failure.reply(&self.stage);
+        self.traces.fail(key, reply.class.as_str());
         self.drop_waiting(key);
         if failure.loses_cache() {
             self.forget(key);
@@ -349,7 +362,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
         } else if let Some(held) = self.sessions.get_mut(&key) {
             held.standing = Standing::Failed;
         }
-        self.send_fault(job, failure.reply(&self.stage));
+        self.send_fault(job, reply);
     }
 
     pub(super) fn send_fault(&mut self, job: &Job, reply: ErrorReply) {
@@ -384,6 +397,7 @@ impl<F: FnMut(Outgoing, Manner) -> Result<(), PublishError>> Thread<F> {
         self.sessions.remove(&session);
         self.heads.close(session);
         self.backend.close(session);
+        self.traces.end(session);
     }
 
     fn drop_waiting(&mut self, session: SessionKey) {

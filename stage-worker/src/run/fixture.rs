@@ -22,7 +22,7 @@ use stagebus_schemas::messages::head::{Head, HeadStep, StepFault};
 use stagebus_schemas::messages::sampling::Sampling;
 use stagebus_schemas::subjects::{LostStep, Subjects};
 use stagebus_schemas::version::MessageVersion;
-use stagebus_telemetry::WorkerMetrics;
+use stagebus_telemetry::WorkerTelemetry;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -302,7 +302,7 @@ pub(super) async fn start_worker(
     let wishes = shutdown.clone();
     let task = tokio::spawn(async move {
         let on_ready = |_: &crate::run::Ready| ready.send(()).expect("the test waits");
-        let settings = (&settings, &WorkerMetrics::default());
+        let settings = (&settings, &WorkerTelemetry::default());
         serve(bus, stage, backend, settings, &wishes, on_ready).await
     });
     timeout(PATIENCE, is_ready).await.expect("ready in time").expect("ready");

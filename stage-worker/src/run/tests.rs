@@ -505,7 +505,7 @@ async fn a_worker_runs_from_a_shard_set_to_an_orderly_end() {
             ..WorkerSettings::default()
         },
         switch: None,
-        metrics: WorkerMetrics::default(),
+        telemetry: WorkerTelemetry::default(),
     };
     let shutdown = CancellationToken::new();
     let mut said = None;
@@ -539,7 +539,7 @@ async fn a_worker_without_a_broker_says_so() {
             ..WorkerSettings::default()
         },
         switch: None,
-        metrics: WorkerMetrics::default(),
+        telemetry: WorkerTelemetry::default(),
     };
     let error = run(config, CancellationToken::new(), |_| ()).await.expect_err("no broker");
     assert!(matches!(error, WorkerError::Connect(_)), "{error}");

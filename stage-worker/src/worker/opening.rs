@@ -8,8 +8,8 @@ use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::messages::control::{HeadMode, Open};
 use stagebus_schemas::messages::fleet::WorkerState;
 
-use super::Worker;
-use crate::inference::{Command, CommandError, InferenceEvent};
+use super::{Incoming, Worker};
+use crate::inference::{Command, CommandError, InferenceEvent, OpenOrder};
 use crate::sessions::RETRY_AFTER_MS;
 
 impl Worker {
@@ -17,7 +17,7 @@ impl Worker {
     pub(super) fn open(
         &mut self,
         open: Open,
-        reply: &Option<String>,
+        incoming: &Incoming,
         now: Instant,
     ) -> Result<Result<(), ErrorReply>, CommandError> {
         let n_opening: usize = self.opening.values().map(Vec::len).sum();
@@ -40,26 +40,26 @@ impl Worker {
         let (session, epoch) = (open.session, open.epoch);
         let chooses = self.stage.is_last() && open.head == HeadMode::Token;
         let constraint = open.sampling.constraint.clone().filter(|_| chooses);
-        let open = Box::new(open);
+        let order = Box::new(OpenOrder { open, trace: incoming.trace });
         match constraint {
-            Some(constraint) => self.uncompiled.push((open, constraint)),
-            None => self.inference.send(Command::Open(open, None))?,
+            Some(constraint) => self.uncompiled.push((order, constraint)),
+            None => self.inference.send(Command::Open(order, None))?,
         }
-        self.opening.entry((session, epoch)).or_default().push(reply.clone());
+        self.opening.entry((session, epoch)).or_default().push(incoming.reply.clone());
         Ok(Ok(()))
     }
 
     /// Goes on with an open, unless the session has gone on, or ended, meanwhile.
     pub(super) fn on_compiled(
         &mut self,
-        open: Box<Open>,
+        order: Box<OpenOrder>,
         guide: Result<Guide, ConstraintError>,
     ) -> Result<(), CommandError> {
-        let (session, epoch) = (open.session, open.epoch);
+        let (session, epoch) = (order.open.session, order.open.epoch);
         let now_at = self.sessions.progress(session).map(|progress| progress.epoch);
         let error = match guide {
             Ok(guide) if now_at == Some(epoch) => {
-                return self.inference.send(Command::Open(open, Some(guide)));
+                return self.inference.send(Command::Open(order, Some(guide)));
             }
             Ok(_) => {
                 let message = format!("session {session} has left epoch {epoch} while it opened");

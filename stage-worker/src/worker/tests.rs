@@ -6,7 +6,7 @@ mod progress;
 use std::sync::mpsc::Receiver;
 
 use stagebus_schemas::ids::{CoordinatorId, StepNumber};
-use stagebus_schemas::messages::control::{Drain, HeadMode, Keep, Priority};
+use stagebus_schemas::messages::control::{Drain, HeadMode, Keep, Open, Priority};
 use stagebus_schemas::messages::fleet::WorkerAnnouncement;
 use stagebus_schemas::messages::forward::Phase;
 use stagebus_schemas::messages::head::{Head, StepFault};
@@ -62,7 +62,7 @@ impl Bench {
         let control = Control { version: MessageVersion::CURRENT, action };
         let payload = codec::encode(&control).expect("encodes").into();
         let reply = Some("answers".to_owned());
-        self.apply(Action::Control(Incoming { payload, reply, arrived: self.now }));
+        self.apply(Action::Control(Incoming { payload, reply, trace: None, arrived: self.now }));
     }
 
     fn opened(&mut self, session: u64, epoch: u32, outcome: Result<u32, ErrorReply>) {
@@ -87,7 +87,7 @@ impl Bench {
         let asker = CoordinatorId::new("asker").expect("valid");
         let reply = Some(self.worker.stage.subjects.lost(&asker, &lost));
         let payload = codec::encode(forward).expect("encodes").into();
-        self.apply(Action::Step(Incoming { payload, reply, arrived: self.now }));
+        self.apply(Action::Step(Incoming { payload, reply, trace: None, arrived: self.now }));
     }
 
     fn commands(&self) -> Vec<Command> {
@@ -203,7 +203,7 @@ fn an_open_is_answered_when_the_backend_has_answered() {
     let [Command::Open(passed_on, None)] = commands.as_slice() else {
         panic!("expected one open, got {commands:?}");
     };
-    assert_eq!(**passed_on, open(1, 0));
+    assert_eq!(**passed_on, OpenOrder { open: open(1, 0), trace: None });
     bench.opened(1, 0, Ok(2));
     assert_eq!(bench.outcomes(), vec![ControlOutcome::Opened { cached_len: 2 }]);
 }
@@ -285,7 +285,12 @@ fn without_a_reply_subject_the_sessions_coordinator_hears_of_a_fault() {
     for (session, heard) in [(1, true), (9, false)] {
         let payload = codec::encode(&forward(vec![step(session, 0, 5, 1)], HIDDEN_DIM));
         let payload = payload.expect("encodes").into();
-        bench.apply(Action::Step(Incoming { payload, reply: None, arrived: bench.now }));
+        bench.apply(Action::Step(Incoming {
+            payload,
+            reply: None,
+            trace: None,
+            arrived: bench.now,
+        }));
         let subjects: Vec<String> =
             bench.faults().into_iter().map(|(subject, _)| subject).collect();
         let expected = if heard { vec!["stagebus.v1.tiny.head.owner".to_owned()] } else { vec![] };
@@ -353,7 +358,7 @@ fn malformed_bytes_are_counted_and_answered_where_an_answer_is_asked_for() {
         for reply in [Some(reply.to_owned()), None] {
             let heard = reply.is_some();
             let payload = payload.clone().into();
-            bench.apply(Action::Step(Incoming { payload, reply, arrived: bench.now }));
+            bench.apply(Action::Step(Incoming { payload, reply, trace: None, arrived: bench.now }));
             let faults = bench.faults();
             assert_eq!(faults.len(), usize::from(heard));
             for (subject, fault) in faults {
@@ -364,7 +369,7 @@ fn malformed_bytes_are_counted_and_answered_where_an_answer_is_asked_for() {
     }
     let reply = Some("answers".to_owned());
     let payload = Bytes::from_static(b"nonsense");
-    bench.apply(Action::Control(Incoming { payload, reply, arrived: bench.now }));
+    bench.apply(Action::Control(Incoming { payload, reply, trace: None, arrived: bench.now }));
     assert!(matches!(
         bench.outcomes().as_slice(),
         [ControlOutcome::Failed(ErrorReply { class: ErrorClass::InvalidRequest, .. })]

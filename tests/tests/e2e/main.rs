@@ -30,4 +30,5 @@ mod sessions;
 mod speculation;
 mod stages_on_the_wire;
 mod top;
+mod traces;
 mod two_sites;

@@ -3,11 +3,13 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use stagebus_fleet::Member;
+use stagebus_tests::collector::Collector;
 use stagebus_tests::fleet::Fleet;
 use stagebus_tests::scrape::{Scrape, get};
 use stagebus_tests::wait;
 
 use crate::prompts::{self, cases};
+use crate::traces::check_recovered;
 
 /// Every process listens on a free port of its own.
 const ANYWHERE: &str = "metrics.listen=0";
@@ -113,10 +115,12 @@ async fn metrics_say_what_requests_have_done() -> Result<()> {
 }
 
 #[tokio::test]
-async fn metrics_tell_a_recovery_by_its_class() -> Result<()> {
+async fn metrics_and_traces_tell_a_recovery_by_its_class() -> Result<()> {
+    let collector = Collector::start().await?;
     let mut fleet = Fleet::start(2, |spec| {
         spec.workers_per_stage = 2;
         spec.settings.push(ANYWHERE.to_owned());
+        spec.settings.push(format!("telemetry.otlp_endpoint={}", collector.url()));
         spec.settings.push("coordinator.step_timeout_ms=3600000".to_owned());
     })
     .await?;
@@ -150,7 +154,8 @@ async fn metrics_tell_a_recovery_by_its_class() -> Result<()> {
         Ok(workers(&scrape, 1))
     })
     .await?;
-    fleet.end().await
+    fleet.end().await?;
+    check_recovered(&collector.spans()?)
 }
 
 #[tokio::test]
@@ -158,6 +163,8 @@ async fn a_coordinator_that_hosts_a_stage_shows_both() -> Result<()> {
     let fleet = Fleet::start(1, |spec| {
         spec.host_stage0 = true;
         spec.settings.push(ANYWHERE.to_owned());
+        // Nobody collects there: it works and ends all the same.
+        spec.settings.push("telemetry.otlp_endpoint=http://127.0.0.1:1".to_owned());
     })
     .await?;
     let answer = fleet.ask(&prompts::short()).await?;

@@ -25,11 +25,15 @@ const PURE: [&str; 4] = ["stagebus-schemas", "stagebus-shards", "stagebus-view",
 const IMPURE: [&str; 4] = ["tokio", "async-nats", "openvino", "openvino-sys"];
 
 /// Packages with one owner among our crates, also in tests.
-const OWNED: [(&str, &str); 4] = [
+const OWNED: [(&str, &str); 8] = [
     ("openvino", "stagebus-engine"),
     ("openvino-sys", "stagebus-engine"),
     ("async-nats", "stagebus-bus"),
     ("llguidance", "stagebus-draft"),
+    ("opentelemetry", "stagebus-telemetry"),
+    ("opentelemetry-http", "stagebus-telemetry"),
+    ("opentelemetry-otlp", "stagebus-telemetry"),
+    ("opentelemetry_sdk", "stagebus-telemetry"),
 ];
 
 /// One crate of the workspace.

@@ -19,6 +19,7 @@ fn job(extra: &str, stored: &[Event], cancelled: bool) -> Action {
         client: Client { job: Some(KEY), ..client },
         request: RequestId::new("r").unwrap(),
         prompt: Ok(prompt),
+        trace: None,
         cancelled,
         stored: answer,
     }))

@@ -13,17 +13,18 @@ fn constrained(session: u64, epoch: u32) -> Open {
 impl Bench {
     /// The opens that wait for their constraints.
     fn uncompiled(&mut self) -> Vec<Open> {
-        self.worker.take_uncompiled().into_iter().map(|(open, _)| *open).collect()
+        self.worker.take_uncompiled().into_iter().map(|(order, _)| order.open).collect()
     }
 
     fn compiled(&mut self, open: Open) {
-        self.apply(Action::Compiled { open: Box::new(open), guide: Ok(guide("ab")) });
+        let order = Box::new(OpenOrder { open, trace: None });
+        self.apply(Action::Compiled { order, guide: Ok(guide("ab")) });
     }
 
     /// Epochs of the opens that the inference thread gets with a guide.
     fn guided_opens(&self) -> Vec<u32> {
         let epoch = |command| match command {
-            Command::Open(open, Some(_)) => Some(open.epoch.number()),
+            Command::Open(order, Some(_)) => Some(order.open.epoch.number()),
             Command::Open(_, None) | Command::Close { .. } | Command::Run(_) => None,
         };
         self.commands().into_iter().filter_map(epoch).collect()
@@ -65,8 +66,8 @@ fn who_does_not_choose_does_not_wait() {
 fn a_constraint_that_cannot_be_compiled_leaves_no_session() {
     let mut bench = Bench::new();
     bench.control(ControlAction::Open(constrained(1, 0)));
-    let open = Box::new(bench.uncompiled().remove(0));
-    bench.apply(Action::Compiled { open, guide: Err(ConstraintError::NoEnd) });
+    let order = Box::new(OpenOrder { open: bench.uncompiled().remove(0), trace: None });
+    bench.apply(Action::Compiled { order, guide: Err(ConstraintError::NoEnd) });
     assert_eq!(bench.failures(), [ErrorClass::Internal]);
     bench.steps(vec![step(1, 0, 0, 1)]);
     assert_eq!(bench.fault_classes(), [ErrorClass::UnknownSession]);
