@@ -36,6 +36,20 @@ pub enum ErrorClass {
 }
 
 impl ErrorClass {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::InvalidRequest,
+        Self::Overloaded,
+        Self::StageUnavailable,
+        Self::UnknownSession,
+        Self::StaleEpoch,
+        Self::StepGap,
+        Self::Preempted,
+        Self::VersionMismatch,
+        Self::Cancelled,
+        Self::Internal,
+    ];
+
     /// Its name, as it stands on the wire.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -95,21 +109,18 @@ mod tests {
 
     #[test]
     fn a_class_is_named_as_on_the_wire() {
-        for class in [
-            ErrorClass::InvalidRequest,
-            ErrorClass::Overloaded,
-            ErrorClass::StageUnavailable,
-            ErrorClass::UnknownSession,
-            ErrorClass::StaleEpoch,
-            ErrorClass::StepGap,
-            ErrorClass::Preempted,
-            ErrorClass::VersionMismatch,
-            ErrorClass::Cancelled,
-            ErrorClass::Internal,
-        ] {
+        for class in ErrorClass::ALL {
             let wire = serde_json::to_value(class).expect("a class can be represented");
             assert_eq!(wire, class.as_str());
         }
+    }
+
+    #[test]
+    fn all_classes_are_all_that_are_read() {
+        let unknown = serde_json::from_str::<ErrorClass>("\"none\"").expect_err("no class");
+        let names = ErrorClass::ALL.map(|class| format!("`{}`", class.as_str())).join(", ");
+        let told = unknown.to_string();
+        assert!(told.contains(&format!("expected one of {names} at")), "{told}");
     }
 
     #[test]

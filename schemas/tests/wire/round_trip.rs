@@ -52,19 +52,7 @@ fn position() -> impl Strategy<Value = (SessionId, Epoch, StepNumber)> {
 }
 
 fn failure() -> impl Strategy<Value = ErrorReply> {
-    let classes = vec![
-        ErrorClass::InvalidRequest,
-        ErrorClass::Overloaded,
-        ErrorClass::StageUnavailable,
-        ErrorClass::UnknownSession,
-        ErrorClass::StaleEpoch,
-        ErrorClass::StepGap,
-        ErrorClass::Preempted,
-        ErrorClass::VersionMismatch,
-        ErrorClass::Cancelled,
-        ErrorClass::Internal,
-    ];
-    (prop::sample::select(classes), any::<String>(), any::<Option<u64>>())
+    (prop::sample::select(ErrorClass::ALL.to_vec()), any::<String>(), any::<Option<u64>>())
         .prop_map(|(class, message, retry_after_ms)| ErrorReply { class, message, retry_after_ms })
 }
 

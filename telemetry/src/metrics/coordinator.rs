@@ -30,24 +30,12 @@ pub enum Outcome {
 
 impl Outcome {
     /// All of them.
-    pub const ALL: [Self; 16] = [
-        Self::Done(FinishReason::Stop),
-        Self::Done(FinishReason::Length),
-        Self::Done(FinishReason::Cancelled),
-        Self::Failed(ErrorClass::InvalidRequest),
-        Self::Failed(ErrorClass::Overloaded),
-        Self::Failed(ErrorClass::StageUnavailable),
-        Self::Failed(ErrorClass::UnknownSession),
-        Self::Failed(ErrorClass::StaleEpoch),
-        Self::Failed(ErrorClass::StepGap),
-        Self::Failed(ErrorClass::Preempted),
-        Self::Failed(ErrorClass::VersionMismatch),
-        Self::Failed(ErrorClass::Cancelled),
-        Self::Failed(ErrorClass::Internal),
-        Self::ClientGone,
-        Self::HandedOver,
-        Self::Unanswerable,
-    ];
+    pub fn all() -> impl Iterator<Item = Self> {
+        let done = [FinishReason::Stop, FinishReason::Length, FinishReason::Cancelled];
+        let failed = ErrorClass::ALL.into_iter().map(Self::Failed);
+        let silent = [Self::ClientGone, Self::HandedOver, Self::Unanswerable];
+        done.into_iter().map(Self::Done).chain(failed).chain(silent)
+    }
 
     /// The label's value.
     #[must_use]
@@ -171,7 +159,7 @@ impl Default for CoordinatorMetrics {
             refused_announcements: Counter::default(),
             slow_consumer: Counter::default(),
             reconnects: Counter::default(),
-            requests: counters(OUTCOME, Outcome::ALL.map(Outcome::as_str)),
+            requests: counters(OUTCOME, Outcome::all().map(Outcome::as_str)),
             recoveries: counters(CLASS, Recovery::ALL.map(Recovery::as_str)),
             workers: Family::default(),
             queue: long_times(),
