@@ -57,6 +57,22 @@ impl Fleet {
         Ok(Self { processes, bus, model, _turn: turn })
     }
 
+    /// Starts a fleet in the fast profile whose coordinator drafts with prompt look-up and the draft
+    /// model.
+    ///
+    /// # Errors
+    /// As [`Fleet::start`].
+    pub async fn fast(n_stages: usize, engine: &str) -> Result<Self> {
+        let draft = shard_sets::draft().await?;
+        let settings = [
+            "worker.profile=fast".to_owned(),
+            format!("worker.engine={engine}"),
+            "coordinator.draft=hybrid".to_owned(),
+            format!("coordinator.draft_shards={}", draft.display()),
+        ];
+        Self::start(n_stages, |spec| spec.settings.extend(settings)).await
+    }
+
     /// The model's subjects.
     #[must_use]
     pub fn subjects(&self) -> Subjects {
@@ -193,6 +209,16 @@ impl Fleet {
         ensure!(report == stagebus_fleet::ShutdownReport::default(), "{report:?}");
         Ok(())
     }
+}
+
+/// A request with more fields.
+#[must_use]
+pub fn with(request: &Value, fields: &Value) -> Value {
+    let mut request = request.clone();
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        request[name] = value.clone();
+    }
+    request
 }
 
 /// Stage and id of a worker.

@@ -7,8 +7,7 @@ use stagebus_fleet::FleetSpec;
 use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::messages::public::FinishReason;
 use stagebus_tests::answer::Answer;
-use stagebus_tests::fleet::Fleet;
-use stagebus_tests::shard_sets;
+use stagebus_tests::fleet::{Fleet, with};
 
 /// Requests under way at the same time.
 const N_TOGETHER: usize = 10;
@@ -67,28 +66,9 @@ fn people() -> Vec<Value> {
     requests
 }
 
-/// A fleet in the fast profile whose coordinator drafts with prompt look-up and the draft model.
-async fn fast_fleet(n_stages: usize) -> Result<Fleet> {
-    let draft = shard_sets::draft().await?;
-    let settings = [
-        "worker.profile=fast".to_owned(),
-        "coordinator.draft=hybrid".to_owned(),
-        format!("coordinator.draft_shards={}", draft.display()),
-    ];
-    Fleet::start(n_stages, |spec: &mut FleetSpec| spec.settings.extend(settings)).await
-}
-
-fn with(request: &Value, fields: &Value) -> Value {
-    let mut request = request.clone();
-    for (name, value) in fields.as_object().into_iter().flatten() {
-        request[name] = value.clone();
-    }
-    request
-}
-
 #[tokio::test]
 async fn a_hundred_outputs_fit_at_temperature_1_and_drafts_change_none() -> Result<()> {
-    let fleet = fast_fleet(2).await?;
+    let fleet = Fleet::fast(2, "auto").await?;
     let requests = people();
     ensure!(requests.len() == 100);
     let mut answers = Vec::new();

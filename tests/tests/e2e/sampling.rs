@@ -9,20 +9,11 @@ use stagebus_schemas::ids::CoordinatorId;
 use stagebus_schemas::messages::head::Head;
 use stagebus_schemas::messages::public::FinishReason;
 use stagebus_tests::answer::Answer;
-use stagebus_tests::fleet::Fleet;
+use stagebus_tests::fleet::{Fleet, with};
 use stagebus_tests::setup::VOCAB_SIZE;
 use stagebus_tests::wait;
 
 use crate::prompts;
-
-/// A request with more fields.
-fn with(request: &Value, fields: &Value) -> Value {
-    let mut request = request.clone();
-    for (key, value) in fields.as_object().into_iter().flatten() {
-        request[key] = value.clone();
-    }
-    request
-}
 
 /// A fleet whose coordinator chooses from whole rows of logits.
 async fn full_head(n_stages: usize) -> Result<Fleet> {

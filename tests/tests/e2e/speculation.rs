@@ -5,30 +5,10 @@ use serde_json::{Value, json};
 use stagebus_fleet::FleetSpec;
 use stagebus_schemas::messages::public::FinishReason;
 use stagebus_tests::answer::Answer;
-use stagebus_tests::fleet::Fleet;
+use stagebus_tests::fleet::{Fleet, with};
 use stagebus_tests::shard_sets;
 
 use crate::prompts;
-
-/// A fleet in the fast profile whose coordinator drafts with prompt look-up and the draft model.
-async fn fast_fleet(n_stages: usize, engine: &str) -> Result<Fleet> {
-    let draft = shard_sets::draft().await?;
-    let settings = [
-        "worker.profile=fast".to_owned(),
-        format!("worker.engine={engine}"),
-        "coordinator.draft=hybrid".to_owned(),
-        format!("coordinator.draft_shards={}", draft.display()),
-    ];
-    Fleet::start(n_stages, |spec: &mut FleetSpec| spec.settings.extend(settings)).await
-}
-
-fn with(request: &Value, fields: &Value) -> Value {
-    let mut request = request.clone();
-    for (name, value) in fields.as_object().into_iter().flatten() {
-        request[name] = value.clone();
-    }
-    request
-}
 
 /// Prompts of different kinds.
 fn requests() -> Vec<Value> {
@@ -44,7 +24,7 @@ fn requests() -> Vec<Value> {
 
 #[tokio::test]
 async fn drafts_of_any_length_change_no_token_of_the_fast_profile() -> Result<()> {
-    let fleet = fast_fleet(2, "paged").await?;
+    let fleet = Fleet::fast(2, "paged").await?;
     let ways = [
         json!({}),
         json!({ "temperature": 0.8, "seed": 1 }),
@@ -91,7 +71,7 @@ async fn drafts_of_any_length_change_no_token_of_the_fast_profile() -> Result<()
 
 #[tokio::test]
 async fn neighbours_that_draft_change_no_token() -> Result<()> {
-    let fleet = fast_fleet(2, "paged").await?;
+    let fleet = Fleet::fast(2, "paged").await?;
     let requests: Vec<Value> = (0..16_u64)
         .map(|i| {
             let request = &requests()[usize::try_from(i).unwrap_or(0) % 4];
@@ -117,7 +97,7 @@ async fn neighbours_that_draft_change_no_token() -> Result<()> {
 
 #[tokio::test]
 async fn windows_end_where_plain_decoding_ends() -> Result<()> {
-    let fleet = fast_fleet(1, "paged").await?;
+    let fleet = Fleet::fast(1, "paged").await?;
     let k = json!({ "draft_tokens": 10, "draft_windows": 1 });
     let several = json!({ "draft_tokens": 3, "draft_windows": 4 });
     let short = fleet.ask(&with(&prompts::short(), &k)).await?;
@@ -170,7 +150,7 @@ async fn a_session_that_rewinds_too_often_is_replayed() -> Result<()> {
 
 #[tokio::test]
 async fn a_thousand_cancelled_sessions_leave_nothing_behind() -> Result<()> {
-    let fleet = fast_fleet(2, "paged").await?;
+    let fleet = Fleet::fast(2, "paged").await?;
     let request = with(&requests()[0], &json!({ "max_tokens": 6 }));
     let mut cancelled = 0;
     for round in 0..63_usize {
