@@ -270,12 +270,8 @@ mod tests {
             model.step(&[run(rows, us(rows))], Duration::ZERO);
         }
         let steps = model.costs(1).unwrap().steps;
-        for n_drafted in 0..=5 {
-            close(steps[n_drafted], 10_000.0);
-        }
-        for n_drafted in 6..=10 {
-            close(steps[n_drafted], 20_000.0);
-        }
+        steps[..=5].iter().for_each(|step| close(*step, 10_000.0));
+        steps[6..=10].iter().for_each(|step| close(*step, 20_000.0));
         assert!(steps[20] > steps[10]);
     }
 
