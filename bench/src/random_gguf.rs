@@ -288,7 +288,7 @@ impl<W: Write> Write for Counted<W> {
 #[cfg(test)]
 mod tests {
     use stagebus_shards::gguf::Gguf;
-    use stagebus_shards::{ShardRequest, WeightMode, shard};
+    use stagebus_shards::{ShardRequest, shard};
 
     use super::*;
 
@@ -304,17 +304,7 @@ mod tests {
         let gguf = Gguf::open(&path).expect("a valid file");
         assert_eq!(gguf.metadata().u32("llama.block_count").expect("a number"), 2);
         drop(gguf);
-        let request = ShardRequest {
-            source: path,
-            out_dir: folder.path().join("set"),
-            n_stages: 2,
-            split: None,
-            weights: WeightMode::Exact,
-            model_name: None,
-            tokenizer_from: None,
-            head_tokens: None,
-            force: false,
-        };
+        let request = ShardRequest::new(path, folder.path().join("set"), 2);
         let manifest = shard(&request, &mut |_| {}).expect("a shard set");
         assert_eq!((manifest.n_stages(), manifest.dims.vocab_size), (2, 300));
     }

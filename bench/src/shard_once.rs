@@ -57,15 +57,9 @@ pub async fn run(args: ShardOnceArgs) -> anyhow::Result<()> {
 
 fn shard(args: ShardOnceArgs) -> anyhow::Result<Sharding> {
     let request = ShardRequest {
-        source: args.model,
-        out_dir: args.out,
-        n_stages: args.stages,
         split: args.split,
         weights: args.weights,
-        model_name: None,
-        tokenizer_from: None,
-        head_tokens: None,
-        force: false,
+        ..ShardRequest::new(args.model, args.out, args.stages)
     };
     let started = Instant::now();
     let manifest = stagebus_shards::shard(&request, &mut |_| {})?;

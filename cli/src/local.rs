@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use stagebus_bus::{Bus, BusOptions};
 use stagebus_fleet::{BrokerChoice, Ended, FleetSpec, LocalFleet, LogSink};
 use stagebus_settings::ProcessArgs;
-use stagebus_shards::{ShardSet, WeightMode};
+use stagebus_shards::{FloatCoding, ShardSet, WeightMode};
 use stagebus_worker::{EngineChoice, ProfileChoice};
 use tokio_util::sync::CancellationToken;
 
@@ -94,7 +94,9 @@ impl LocalArgs {
             Some(split) => crate::shard::stage_count(wanted.n_stages, Some(split))?,
             None => wanted.n_stages.unwrap_or(DEFAULT_STAGES),
         };
-        let cut = Cut { n_stages, split: self.split.clone(), weights };
+        // The exact profile implies that no weight changes.
+        let floats = (profile == ProfileChoice::Exact).then_some(FloatCoding::Keep);
+        let cut = Cut { n_stages, split: self.split.clone(), weights, floats };
         source::shard_set(&self.source, wanted.model, &cut, wanted.quiet, stop).await
     }
 

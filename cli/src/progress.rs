@@ -23,7 +23,7 @@ impl ShardProgress {
     }
 
     /// Moves the bar.
-    pub fn update(&self, progress: Progress) {
+    pub fn update(&self, progress: Progress<'_>) {
         self.bar.set_length(progress.bytes_total);
         self.bar.set_position(progress.bytes_done);
         self.bar.set_message(format!("stage {} of {}", progress.stage + 1, progress.n_stages));

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use stagebus_shards::{Manifest, ShardRequest, WeightMode};
+use stagebus_shards::{
+    CodedTensor, FloatCoding, FloatException, Manifest, ShardError, ShardRequest, WeightMode,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::console;
@@ -13,15 +15,17 @@ use crate::progress::ShardProgress;
 use crate::weights;
 
 /// Arguments of `stagebus shard`.
+#[expect(clippy::struct_excessive_bools, reason = "a switch on the command line is a bool")]
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
   stagebus shard SmolLM2-135M-Instruct.Q4_1.gguf --stages 2 --out shards/smollm2
   stagebus shard models/draft --stages 1 --tokenizer-from shards/smollm2 --out shards/draft
   stagebus shard llama-8b.gguf --stages 3 --split 12,12,8 --out shards/llama-8b --force
+  stagebus shard models/qwen3-8b --stages 2 --tensor '*.down_proj.*=int8' --out shards/qwen3-8b
 
 The folder appears when everything in it is complete; after a failure there is none.")]
 pub struct ShardArgs {
-    /// The model: a GGUF file, or a folder with config.json and model.safetensors
+    /// The model: a GGUF file, or a folder with config.json and safetensors
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
 
@@ -37,9 +41,29 @@ pub struct ShardArgs {
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
-    /// How weights are mapped: exact keeps every value, compact is the smallest and loses some
+    /// How weights that the model stores in integers are mapped: exact keeps every value, compact is
+    /// the smallest and loses some
     #[arg(long, value_name = "MODE", default_value_t, value_parser = weights::parser())]
     pub weights: WeightMode,
+
+    /// What becomes of matrices that the model stores in floats; where it is int4 or int4-asym, the
+    /// embedding table and the head are int8 [default: int4 for a folder, keep for a GGUF file]
+    #[arg(long, value_name = "CODING", value_parser = weights::floats_parser())]
+    pub floats: Option<FloatCoding>,
+
+    /// Another coding for the tensors of this name, in which * stands for anything; may be given
+    /// several times, and the last that fits counts
+    #[arg(long = "tensor", value_name = "NAME=CODING", value_parser = weights::exception)]
+    pub tensors: Vec<FloatException>,
+
+    /// Search the scales of 4-bit groups for the least error: some five per cent of it, for ten
+    /// times the work
+    #[arg(long)]
+    pub search_scales: bool,
+
+    /// Print what the coding changed, tensor by tensor
+    #[arg(long)]
+    pub errors: bool,
 
     /// The model's name in every subject; made from the file name when absent
     #[arg(long, value_name = "NAME")]
@@ -70,6 +94,8 @@ struct ShardReport<'a> {
     model: &'a str,
     fingerprint: &'a str,
     weights: WeightMode,
+    floats: FloatCoding,
+    coded: &'a [CodedTensor],
     stages: Vec<StageReport>,
 }
 
@@ -88,24 +114,37 @@ struct StageReport {
 /// [`UsageError`] for stages that contradict the split, else what the sharder says.
 pub async fn run(args: ShardArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<Outcome> {
     let n_stages = stage_count(args.stages, args.split.as_deref())?;
+    let mut floats = weights::floats(args.floats, &args.model);
+    floats.exceptions = args.tensors;
+    floats.search_scales = args.search_scales;
     let request = ShardRequest {
-        source: args.model,
-        out_dir: args.out,
-        n_stages,
         split: args.split,
         weights: args.weights,
+        floats,
         model_name: args.name,
         tokenizer_from: args.tokenizer_from,
         head_tokens: args.head_tokens,
         force: args.force,
+        ..ShardRequest::new(args.model, args.out, n_stages)
     };
-    let manifest = shard_with_progress(request.clone(), quiet, &stop).await?;
+    let sharded = shard_with_progress(request.clone(), quiet, &stop).await?;
     if args.json {
-        console::print_json(&report(&request, &manifest))?;
-    } else {
-        console::print(&describe(&request, &manifest))?;
+        console::print_json(&report(&request, &sharded))?;
+        return Ok(Outcome::Good);
     }
+    if args.errors {
+        console::print(&errors(&sharded.coded))?;
+    }
+    console::print(&describe(&request, &sharded))?;
     Ok(Outcome::Good)
+}
+
+/// What came of a request.
+#[derive(Debug)]
+pub(crate) struct Sharded {
+    manifest: Manifest,
+    /// Every tensor that was coded anew, once.
+    coded: Vec<CodedTensor>,
 }
 
 /// Writes a shard set and shows how far it is. When `stop` is cancelled nothing is left behind.
@@ -116,23 +155,29 @@ pub(crate) async fn shard_with_progress(
     request: ShardRequest,
     quiet: bool,
     stop: &CancellationToken,
-) -> anyhow::Result<Manifest> {
+) -> anyhow::Result<Sharded> {
     let (source, out_dir) = (request.source.clone(), request.out_dir.clone());
     let bar = ShardProgress::new(quiet);
     let (shown, stopped) = (bar.clone(), stop.clone());
-    let work = tokio::task::spawn_blocking(move || {
-        stagebus_shards::shard(&request, &mut |progress| {
+    let work = tokio::task::spawn_blocking(move || -> Result<Sharded, ShardError> {
+        let mut coded: Vec<CodedTensor> = Vec::new();
+        let manifest = stagebus_shards::shard(&request, &mut |progress| {
             if stopped.is_cancelled() {
                 // The sharder cannot be called off; unwinding through it removes what it wrote.
                 std::panic::resume_unwind(Box::new("stopped"));
             }
             shown.update(progress);
-        })
+            // A table that two stages need was coded twice.
+            let new = |found: &&CodedTensor| !coded.contains(found);
+            let new: Vec<CodedTensor> = progress.coded.iter().filter(new).cloned().collect();
+            coded.extend(new);
+        })?;
+        Ok(Sharded { manifest, coded })
     });
     let result = work.await;
     bar.finish();
     match result {
-        Ok(manifest) => manifest.with_context(|| {
+        Ok(sharded) => sharded.with_context(|| {
             format!("cannot shard {} into {}", source.display(), out_dir.display())
         }),
         Err(_) if stop.is_cancelled() => {
@@ -159,12 +204,15 @@ pub(crate) fn stage_count(
     }
 }
 
-fn report<'a>(request: &'a ShardRequest, manifest: &'a Manifest) -> ShardReport<'a> {
+fn report<'a>(request: &'a ShardRequest, sharded: &'a Sharded) -> ShardReport<'a> {
+    let manifest = &sharded.manifest;
     ShardReport {
         dir: &request.out_dir,
         model: &manifest.model,
         fingerprint: &manifest.fingerprint,
         weights: manifest.weights,
+        floats: manifest.floats.unwrap_or_default(),
+        coded: &sharded.coded,
         stages: manifest
             .stages
             .iter()
@@ -179,7 +227,36 @@ fn report<'a>(request: &'a ShardRequest, manifest: &'a Manifest) -> ShardReport<
     }
 }
 
-fn describe(request: &ShardRequest, manifest: &Manifest) -> String {
+/// One line for each coded tensor.
+fn errors(coded: &[CodedTensor]) -> String {
+    let row = |tensor: &CodedTensor| {
+        vec![
+            tensor.name.clone(),
+            format!("{} x {}", tensor.n_rows, tensor.n_cols),
+            tensor.coding.to_string(),
+            format!("{:.3} %", tensor.relative_error * 100.0),
+            format!("{:.2e}", tensor.largest_error),
+        ]
+    };
+    let rows: Vec<Vec<String>> = coded.iter().map(row).collect();
+    console::table(&["tensor", "size", "coding", "error", "largest"], &rows)
+}
+
+/// What the coding of floats changed, in a line; nothing if it changed nothing.
+fn summary(coded: &[CodedTensor]) -> String {
+    let worst = coded.iter().max_by(|a, b| a.relative_error.total_cmp(&b.relative_error));
+    let Some(worst) = worst else { return String::new() };
+    format!(
+        "{} matrices coded anew, {} changed most: {} by {:.1} %\n",
+        coded.len(),
+        worst.name,
+        worst.coding,
+        worst.relative_error * 100.0
+    )
+}
+
+fn describe(request: &ShardRequest, sharded: &Sharded) -> String {
+    let manifest = &sharded.manifest;
     let rows: Vec<Vec<String>> = manifest
         .stages
         .iter()
@@ -195,11 +272,12 @@ fn describe(request: &ShardRequest, manifest: &Manifest) -> String {
         })
         .collect();
     format!(
-        "{} in {} ({} weights, fingerprint {})\n{}",
+        "{} in {} ({} weights, fingerprint {})\n{}{}",
         manifest.model,
         request.out_dir.display(),
         manifest.weights,
         manifest.fingerprint.get(..12).unwrap_or(&manifest.fingerprint),
+        summary(&sharded.coded),
         console::table(&["stage", "layers", "MiB", "cost"], &rows)
     )
 }
@@ -207,6 +285,23 @@ fn describe(request: &ShardRequest, manifest: &Manifest) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_most_changed_tensor_is_named() {
+        let coded = |name: &str, relative_error| CodedTensor {
+            name: name.to_owned(),
+            n_rows: 2,
+            n_cols: 32,
+            coding: FloatCoding::Int4,
+            relative_error,
+            largest_error: 0.5,
+        };
+        let all = [coded("a", 0.01), coded("b", 0.09), coded("c", 0.02)];
+        assert_eq!(summary(&all), "3 matrices coded anew, b changed most: int4 by 9.0 %\n");
+        assert_eq!(summary(&[]), "");
+        let table = errors(&all);
+        assert!(table.contains("9.000 %") && table.contains("2 x 32"), "{table}");
+    }
 
     #[test]
     fn stages_and_split_must_agree() {

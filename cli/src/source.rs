@@ -13,12 +13,13 @@ use std::time::UNIX_EPOCH;
 use anyhow::Context as _;
 use sha2::{Digest as _, Sha256};
 use stagebus_shards::manifest::{FORMAT_VERSION, model_name_from};
-use stagebus_shards::{ShardRequest, ShardSet, WeightMode};
+use stagebus_shards::{FloatCoding, ShardRequest, ShardSet, WeightMode};
 use tokio_util::sync::CancellationToken;
 
 use crate::console;
 use crate::exit::UsageError;
 use crate::shard::shard_with_progress;
+use crate::weights;
 
 /// Bytes read from either end of a model file for its key: the front holds sizes, names and
 /// metadata, the end holds weights. Together with size and time of change they tell two files
@@ -50,8 +51,10 @@ pub struct Cut {
     pub n_stages: usize,
     /// Layers per stage, by hand.
     pub split: Option<Vec<usize>>,
-    /// How weights are mapped.
+    /// How weights that are stored in integers are mapped.
     pub weights: WeightMode,
+    /// What becomes of matrices that are stored in floats; what suits the model if it is not given.
+    pub floats: Option<FloatCoding>,
 }
 
 /// Opens the shard set that the options name, or shards a model file into the cache.
@@ -152,15 +155,11 @@ async fn cached(
     }
     remove_if_there(&key_file).with_context(|| format!("cannot remove {}", key_file.display()))?;
     let request = ShardRequest {
-        source: model.to_owned(),
-        out_dir: folder.clone(),
-        n_stages: cut.n_stages,
         split: cut.split.clone(),
         weights: cut.weights,
-        model_name: None,
-        tokenizer_from: None,
-        head_tokens: None,
+        floats: weights::floats(cut.floats, model),
         force: true,
+        ..ShardRequest::new(model.to_owned(), folder.clone(), cut.n_stages)
     };
     shard_with_progress(request, quiet, stop).await?;
     fs::write(&key_file, &key).with_context(|| format!("cannot write {}", key_file.display()))?;
@@ -188,29 +187,45 @@ fn folder_name(model: &Path, cut: &Cut) -> String {
         Some(split) => split.iter().map(|n| format!("-{n}")).collect(),
         None => String::new(),
     };
+    let floats = cut.floats.map_or_else(String::new, |floats| format!("-{floats}"));
     let (name, n, weights) = (model_name_from(&stem), cut.n_stages, cut.weights);
-    format!("{name}-{n}{split}-{weights}-{}", &hash[..8])
+    format!("{name}-{n}{split}-{weights}{floats}-{}", &hash[..8])
 }
 
-/// What a shard set was made from: the source, the options, and the program that made it.
+/// What a shard set was made from: the source, the options, and the program that made it. Of a
+/// folder, all files count.
 fn key(model: &Path, cut: &Cut) -> io::Result<String> {
     let mut hash = Sha256::new();
     hash.update(format!("{FORMAT_VERSION} {cut:?} {}", env!("CARGO_PKG_VERSION")));
     // A program built anew may map weights in another way.
     let program = fs::metadata(std::env::current_exe()?)?;
-    for metadata in [program, fs::metadata(model)?] {
-        let changed = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
-        hash.update(metadata.len().to_le_bytes());
-        hash.update(changed.as_nanos().to_le_bytes());
+    hash_change(&mut hash, &program)?;
+    let mut files = vec![model.to_owned()];
+    if model.is_dir() {
+        files = fs::read_dir(model)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+        files.retain(|path| path.is_file());
+        files.sort();
     }
-    let mut file = File::open(model)?;
-    let bytes = file.metadata()?.len();
-    let mut sample = Vec::new();
-    file.by_ref().take(KEY_SAMPLE_BYTES).read_to_end(&mut sample)?;
-    file.seek(SeekFrom::Start(bytes.saturating_sub(KEY_SAMPLE_BYTES)))?;
-    file.take(KEY_SAMPLE_BYTES).read_to_end(&mut sample)?;
-    hash.update(&sample);
+    for path in files {
+        hash.update(path.file_name().unwrap_or_default().as_encoded_bytes());
+        let mut file = File::open(path)?;
+        let metadata = file.metadata()?;
+        hash_change(&mut hash, &metadata)?;
+        let mut sample = Vec::new();
+        file.by_ref().take(KEY_SAMPLE_BYTES).read_to_end(&mut sample)?;
+        file.seek(SeekFrom::Start(metadata.len().saturating_sub(KEY_SAMPLE_BYTES)))?;
+        file.take(KEY_SAMPLE_BYTES).read_to_end(&mut sample)?;
+        hash.update(&sample);
+    }
     Ok(hex(&hash.finalize()))
+}
+
+/// Size and time of change of a file.
+fn hash_change(hash: &mut Sha256, file: &fs::Metadata) -> io::Result<()> {
+    let changed = file.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+    hash.update(file.len().to_le_bytes());
+    hash.update(changed.as_nanos().to_le_bytes());
+    Ok(())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -222,7 +237,7 @@ mod tests {
     use super::*;
 
     fn cut(n_stages: usize, weights: WeightMode) -> Cut {
-        Cut { n_stages, split: None, weights }
+        Cut { n_stages, split: None, weights, floats: None }
     }
 
     #[test]
@@ -238,6 +253,23 @@ mod tests {
         fs::write(&model, [8; 3000]).expect("a file");
         assert_ne!(key(&model, &two).expect("a key"), first);
         assert!(key(&folder.path().join("absent"), &two).is_err());
+    }
+
+    #[test]
+    fn the_key_of_a_folder_follows_every_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let model = folder.path().join("model");
+        fs::create_dir(&model).expect("a folder");
+        fs::write(model.join("config.json"), "{}").expect("a file");
+        fs::write(model.join("model.safetensors"), [1; 100]).expect("a file");
+        let two = cut(2, WeightMode::Exact);
+        let first = key(&model, &two).expect("a key");
+        assert_eq!(key(&model, &two).expect("a key"), first);
+        fs::write(model.join("config.json"), "{ }").expect("a file");
+        let second = key(&model, &two).expect("a key");
+        assert_ne!(second, first);
+        fs::rename(model.join("model.safetensors"), model.join("x")).expect("a file");
+        assert_ne!(key(&model, &two).expect("a key"), second);
     }
 
     #[test]

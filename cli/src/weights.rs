@@ -1,7 +1,10 @@
-//! The `--weights` option: its values, and what the numerics profile has to say about them.
+//! The options about weights: their values, and what the numerics profile has to say about them.
+
+use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use stagebus_shards::WeightMode;
+use stagebus_shards::floats::FloatCodingError;
+use stagebus_shards::{FloatCoding, FloatException, FloatPlan, WeightMode};
 use stagebus_worker::ProfileChoice;
 
 use crate::exit::UsageError;
@@ -11,6 +14,36 @@ use crate::exit::UsageError;
 pub fn parser() -> impl TypedValueParser<Value = WeightMode> {
     PossibleValuesParser::new(WeightMode::ALL.map(|mode| mode.as_str()))
         .try_map(|text| text.parse::<WeightMode>())
+}
+
+/// Parses a coding of floats and lists the codings in the help.
+#[must_use]
+pub fn floats_parser() -> impl TypedValueParser<Value = FloatCoding> {
+    PossibleValuesParser::new(FloatCoding::ALL.map(FloatCoding::as_str))
+        .try_map(|text| text.parse::<FloatCoding>())
+}
+
+/// Parses `NAME=CODING`.
+///
+/// # Errors
+/// What is wrong, for the command line.
+pub fn exception(text: &str) -> Result<FloatException, String> {
+    let Some((pattern, coding)) = text.rsplit_once('=') else {
+        return Err("expected NAME=CODING, for example '*.down_proj.*=int8'".to_owned());
+    };
+    let coding = coding.parse().map_err(|error: FloatCodingError| error.to_string())?;
+    Ok(FloatException { pattern: pattern.to_owned(), coding })
+}
+
+/// What becomes of a model's floats: what was asked for, else 4 bits where the model is a folder,
+/// whose matrices are all floats; a GGUF file has been coded by its maker as far as was wanted.
+#[must_use]
+pub fn floats(asked: Option<FloatCoding>, model: &Path) -> FloatPlan {
+    let coding = asked.unwrap_or(match model.is_dir() {
+        true => FloatCoding::Int4,
+        false => FloatCoding::Keep,
+    });
+    FloatPlan::of(coding)
 }
 
 /// The weights to use: the exact profile implies exact weights.
@@ -38,6 +71,19 @@ pub fn for_profile(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn floats_follow_the_kind_of_model_and_exceptions_are_parsed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("m.gguf");
+        assert_eq!(floats(None, folder.path()), FloatPlan::of(FloatCoding::Int4));
+        assert_eq!(floats(None, &file), FloatPlan::default());
+        assert_eq!(floats(Some(FloatCoding::Int8), &file), FloatPlan::of(FloatCoding::Int8));
+        let (pattern, coding) = ("*.a=b.*".to_owned(), FloatCoding::Int4Asym);
+        assert_eq!(exception("*.a=b.*=int4-asym"), Ok(FloatException { pattern, coding }));
+        assert!(exception("lm_head").is_err());
+        assert!(exception("lm_head=int5").is_err());
+    }
 
     #[test]
     fn the_exact_profile_implies_exact_weights() {

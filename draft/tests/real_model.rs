@@ -16,7 +16,7 @@ use stagebus_engine::{
     open_backend,
 };
 use stagebus_shards::text::TextModel;
-use stagebus_shards::{DraftSearch, ShardRequest, ShardSet, WeightMode, known_draft, shard};
+use stagebus_shards::{DraftSearch, ShardRequest, ShardSet, known_draft, shard};
 
 const PROMPTS: [&str; 4] = [
     "What is the capital of Australia?",
@@ -42,17 +42,7 @@ fn options() -> EngineOptions {
 }
 
 fn shard_request(source: PathBuf, name: &str) -> ShardRequest {
-    ShardRequest {
-        source,
-        out_dir: workplace().join(name),
-        n_stages: 1,
-        split: None,
-        weights: WeightMode::Exact,
-        model_name: None,
-        tokenizer_from: None,
-        head_tokens: None,
-        force: true,
-    }
+    ShardRequest { force: true, ..ShardRequest::new(source, workplace().join(name), 1) }
 }
 
 /// SmolLM2 as one stage.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use stagebus_shards::{Manifest, ShardRequest, WeightMode, shard};
+use stagebus_shards::{Manifest, ShardRequest, shard};
 use tempfile::TempDir;
 
 /// A manifest: what is valid stays valid, whoever writes it again.
@@ -47,17 +47,7 @@ pub fn folder(data: &[u8]) {
 /// Cuts a model into as many stages as it bears; refusing it must leave nothing behind.
 fn sharded(source: &Path, folder: &Path) {
     let n_before = n_entries(folder);
-    let request = ShardRequest {
-        source: source.to_owned(),
-        out_dir: folder.join("set"),
-        n_stages: 1,
-        split: None,
-        weights: WeightMode::Exact,
-        model_name: None,
-        tokenizer_from: None,
-        head_tokens: None,
-        force: false,
-    };
+    let request = ShardRequest::new(source.to_owned(), folder.join("set"), 1);
     match shard(&request, &mut |_| {}) {
         Ok(manifest) => {
             manifest.validate().unwrap_or_else(|error| panic!("our manifest: {error}"));

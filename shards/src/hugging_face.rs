@@ -1,16 +1,19 @@
-//! Reads model folders in the format of Hugging Face: `config.json` and `model.safetensors`.
+//! Reads model folders in the format of Hugging Face: `config.json` and the weights, which are
+//! `model.safetensors` or several files that `model.safetensors.index.json` lists.
 //!
 //! Beyond plain floats, a matrix may be stored as int8 with one f32 scale per row in a second
 //! tensor `NAME_scale`: `value = code * scale[row]`. A folder may also have a token rank, all
 //! token ids by falling frequency, from which a shorter head is cut.
 //!
 //! **Source**: the safetensors format, README of huggingface/safetensors; tensor names of
-//! `LlamaForCausalLM` in huggingface/transformers.
+//! the models in huggingface/transformers.
 
 mod config;
 mod error;
+mod index;
 mod token_rank;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -28,8 +31,12 @@ use crate::tensor::{Encoding, Tensor};
 
 /// The file with the sizes of the model.
 pub const CONFIG_FILE: &str = "config.json";
-/// The file with the weights.
+/// The file with how to generate; a model may have none.
+pub const GENERATION_CONFIG_FILE: &str = "generation_config.json";
+/// The file with the weights, if one file has them all.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// The file that tells which file has which weights, if they are several.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Bytes of the header's length.
 const LENGTH_BYTES: usize = 8;
@@ -41,30 +48,106 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 #[derive(Debug)]
 pub(crate) struct HfModel {
     pub(crate) config: ConfigJson,
+    generation: Option<ConfigJson>,
+    files: Vec<WeightsFile>,
+    tensors: HashMap<String, Place>,
+}
+
+/// One file of weights.
+#[derive(Debug)]
+struct WeightsFile {
     path: PathBuf,
     map: Map,
-    metadata: Metadata,
     /// Where the tensors begin.
     data_start: usize,
 }
 
+/// Where a tensor is.
+#[derive(Debug)]
+struct Place {
+    /// Its file's number.
+    file: usize,
+    info: TensorInfo,
+}
+
+impl WeightsFile {
+    /// Opens a file and checks its header: types, sizes, offsets without gaps or overlaps, the
+    /// length of the file.
+    fn open(path: PathBuf) -> Result<(Self, Metadata), HfError> {
+        let map =
+            Map::open(&path).map_err(|source| HfError::new(&path, HfErrorKind::Io { source }))?;
+        let (metadata, data_start) =
+            read_header(map.bytes()).map_err(|kind| HfError::new(&path, kind))?;
+        Ok((Self { path, map, data_start }, metadata))
+    }
+}
+
 impl HfModel {
-    /// Opens a folder and checks the header of its weights: types, sizes, offsets without gaps or
-    /// overlaps, the length of the file.
+    /// Opens a folder and checks the headers of its weights.
     ///
     /// # Errors
     /// [`HfError`] names the file.
     pub(crate) fn open(dir: &Path) -> Result<Self, HfError> {
         let config = ConfigJson::read(&dir.join(CONFIG_FILE))?;
-        let path = dir.join(WEIGHTS_FILE);
-        let failed = |kind| HfError::new(&path, kind);
-        let map = Map::open(&path).map_err(|source| failed(HfErrorKind::Io { source }))?;
-        let (metadata, data_start) = read_header(map.bytes()).map_err(failed)?;
-        Ok(Self { config, path, map, metadata, data_start })
+        let generation = dir.join(GENERATION_CONFIG_FILE);
+        let generation = generation.is_file().then(|| ConfigJson::read(&generation)).transpose()?;
+        let mut model = Self { config, generation, files: Vec::new(), tensors: HashMap::new() };
+        let index = dir.join(INDEX_FILE);
+        // Of both, the one file is what other programs read.
+        if !dir.join(WEIGHTS_FILE).is_file() && index.is_file() {
+            for (name, tensors) in index::read(&index)? {
+                let path = dir.join(&name);
+                if !path.is_file() {
+                    return Err(HfError::new(&index, HfErrorKind::IndexFile { file: name }));
+                }
+                let metadata = model.add(path)?;
+                let lost = tensors.into_iter().find(|tensor| metadata.info(tensor).is_none());
+                if let Some(tensor) = lost {
+                    return Err(HfError::new(
+                        &index,
+                        HfErrorKind::IndexTensor { tensor, file: name },
+                    ));
+                }
+            }
+        } else {
+            model.add(dir.join(WEIGHTS_FILE))?;
+        }
+        Ok(model)
+    }
+
+    /// Opens one file of weights.
+    fn add(&mut self, path: PathBuf) -> Result<Metadata, HfError> {
+        let (file, metadata) = WeightsFile::open(path)?;
+        let number = self.files.len();
+        for (name, info) in metadata.tensors() {
+            let place = Place { file: number, info: info.clone() };
+            if self.tensors.insert(name.clone(), place).is_some() {
+                return Err(HfError::new(&file.path, HfErrorKind::TwoTensors { tensor: name }));
+            }
+        }
+        self.files.push(file);
+        Ok(metadata)
+    }
+
+    /// The token that begins a text, if the model has one.
+    pub(crate) fn bos_token(&self) -> Result<Option<u32>, HfError> {
+        Ok(self.config.tokens("bos_token_id")?.first().copied())
+    }
+
+    /// All tokens after which generation is over, ascending. Instruction-tuned models tell the end
+    /// of a turn in the second file only.
+    pub(crate) fn eos_tokens(&self) -> Result<Vec<u32>, HfError> {
+        let mut tokens = self.config.tokens("eos_token_id")?;
+        if let Some(generation) = &self.generation {
+            tokens.extend(generation.tokens("eos_token_id")?);
+        }
+        tokens.sort_unstable();
+        tokens.dedup();
+        Ok(tokens)
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.metadata.info(name).is_some()
+        self.tensors.contains_key(name)
     }
 
     /// A matrix of floats, or of int8 with scales.
@@ -78,19 +161,18 @@ impl HfModel {
         n_rows: usize,
         n_cols: usize,
     ) -> Result<Tensor<'_>, ShardError> {
-        let info = self.info(name, &[n_rows, n_cols])?;
-        if info.dtype != Dtype::I8 {
-            return self.floats(name, info, (n_rows, n_cols));
+        let (name, place) = self.place(name, &[n_rows, n_cols])?;
+        if place.info.dtype != Dtype::I8 {
+            return self.floats(name, place, (n_rows, n_cols));
         }
-        let scale_name = format!("{name}_scale");
-        let scale = self.info(&scale_name, &[n_rows])?;
-        if scale.dtype != Dtype::F32 {
-            return Err(self.type_error(&scale_name, scale.dtype, "F32").into());
+        let (scale_name, scale) = self.place(&format!("{name}_scale"), &[n_rows])?;
+        if scale.info.dtype != Dtype::F32 {
+            return Err(self.type_error(scale_name, scale, "F32").into());
         }
-        let (start, end) = scale.data_offsets;
-        let scales = &self.map.bytes()[self.data_start + start..self.data_start + end];
-        let tensor = self.tensor(Encoding::RowScaledI8, info, (n_rows, n_cols));
-        Ok(tensor.with_scales(scales))
+        let (map, range) = self.bytes(scale);
+        let size = (n_rows, n_cols);
+        let tensor = Tensor::new(name, Encoding::RowScaledI8, size, self.bytes(place));
+        Ok(tensor.with_scales(&map.bytes()[range]))
     }
 
     /// A vector of floats.
@@ -98,57 +180,63 @@ impl HfModel {
     /// # Errors
     /// As [`Self::matrix`].
     pub(crate) fn vector(&self, name: &str, len: usize) -> Result<Tensor<'_>, ShardError> {
-        let info = self.info(name, &[len])?;
-        self.floats(name, info, (1, len))
+        let (name, place) = self.place(name, &[len])?;
+        self.floats(name, place, (1, len))
     }
 
     pub(crate) fn release_all(&self) {
-        self.map.release(0, self.map.bytes().len());
+        for file in &self.files {
+            file.map.release(0, file.map.bytes().len());
+        }
     }
 
-    fn floats(
-        &self,
-        name: &str,
-        info: &TensorInfo,
+    fn floats<'a>(
+        &'a self,
+        name: &'a str,
+        place: &'a Place,
         size: (usize, usize),
-    ) -> Result<Tensor<'_>, ShardError> {
-        let ggml_type = match info.dtype {
+    ) -> Result<Tensor<'a>, ShardError> {
+        let ggml_type = match place.info.dtype {
             Dtype::F32 => GgmlType::F32,
             Dtype::F16 => GgmlType::F16,
             Dtype::BF16 => GgmlType::BF16,
-            found => {
+            _ => {
                 let expected = "F32, F16, BF16, or for a matrix I8 with NAME_scale";
-                return Err(self.type_error(name, found, expected).into());
+                return Err(self.type_error(name, place, expected).into());
             }
         };
-        Ok(self.tensor(Encoding::Ggml(ggml_type), info, size))
+        Ok(Tensor::new(name, Encoding::Ggml(ggml_type), size, self.bytes(place)))
     }
 
-    fn tensor(&self, encoding: Encoding, info: &TensorInfo, size: (usize, usize)) -> Tensor<'_> {
-        let (start, end) = info.data_offsets;
-        let place = self.data_start + start..self.data_start + end;
-        Tensor::new(encoding, size, (&self.map, place))
+    /// The map of a tensor's file, and where in it the bytes are.
+    fn bytes(&self, place: &Place) -> (&Map, std::ops::Range<usize>) {
+        let file = &self.files[place.file];
+        let (start, end) = place.info.data_offsets;
+        (&file.map, file.data_start + start..file.data_start + end)
     }
 
+    /// A tensor's own name and its place.
+    ///
     /// **Shape**: `expected` has rows first, as the file has.
-    fn info(&self, name: &str, expected: &[usize]) -> Result<&TensorInfo, ShardError> {
-        let Some(info) = self.metadata.info(name) else {
+    fn place(&self, name: &str, expected: &[usize]) -> Result<(&str, &Place), ShardError> {
+        let Some((name, place)) = self.tensors.get_key_value(name) else {
             return Err(ShardError::MissingTensor { tensor: name.to_owned() });
         };
-        if info.shape == expected {
-            return Ok(info);
+        if place.info.shape == expected {
+            return Ok((name, place));
         }
         let columns_first = |dims: &[usize]| dims.iter().rev().map(|dim| *dim as u64).collect();
         Err(ShardError::TensorShape {
-            tensor: name.to_owned(),
+            tensor: name.clone(),
             expected: columns_first(expected),
-            found: columns_first(&info.shape),
+            found: columns_first(&place.info.shape),
         })
     }
 
-    fn type_error(&self, name: &str, found: Dtype, expected: &'static str) -> HfError {
-        let tensor = name.to_owned();
-        HfError::new(&self.path, HfErrorKind::TensorType { tensor, found, expected })
+    fn type_error(&self, name: &str, place: &Place, expected: &'static str) -> HfError {
+        let (tensor, found) = (name.to_owned(), place.info.dtype);
+        let file = &self.files[place.file].path;
+        HfError::new(file, HfErrorKind::TensorType { tensor, found, expected })
     }
 }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use crate::hugging_face::{CONFIG_FILE, ConfigJson, HfError, WEIGHTS_FILE, n_ranked};
-use crate::manifest::{WeightMode, hex};
+use crate::manifest::hex;
 use crate::shard::{ShardError, ShardRequest, shard};
 use crate::shard_set::{ShardSet, ShardSetError, hash_file};
 use crate::text::{TextError, tokenizer_fingerprint};
@@ -110,15 +110,9 @@ pub fn known_draft(
         fs::create_dir_all(search.cache_dir)
             .map_err(|source| KnownDraftError::Io { path: search.cache_dir.to_owned(), source })?;
         let request = ShardRequest {
-            source: source.clone(),
-            out_dir: out_dir.clone(),
-            n_stages: 1,
-            split: None,
-            weights: WeightMode::Exact,
-            model_name: None,
             tokenizer_from: Some(target.dir.clone()),
             head_tokens,
-            force: false,
+            ..ShardRequest::new(source.clone(), out_dir.clone(), 1)
         };
         match shard(&request, &mut |_| {}) {
             // Another process was quicker.

@@ -13,6 +13,7 @@
     reason = "tensor code: block fields are narrow by format, sizes are checked where files are read"
 )]
 
+pub mod floats;
 pub mod gguf;
 pub mod hugging_face;
 pub mod known_draft;
@@ -23,8 +24,8 @@ pub mod split;
 pub mod text;
 
 mod bounded;
+mod decoder;
 mod ir;
-mod llama;
 mod map;
 mod output;
 mod quant;
@@ -32,6 +33,7 @@ mod source;
 mod tensor;
 mod weights;
 
+pub use floats::{CodedTensor, FloatCoding, FloatException, FloatPlan};
 pub use known_draft::{DEFAULT_HEAD_TOKENS, DraftSearch, KnownDraftError, find_draft, known_draft};
 pub use manifest::{Manifest, WeightMode};
 pub use shard::{Progress, ShardError, ShardRequest, shard};

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::floats::FloatCoding;
+
 /// The manifest's file name inside a shard set.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
@@ -132,8 +134,12 @@ pub struct Manifest {
     pub fingerprint: String,
     /// File name of the source, for people.
     pub source: String,
-    /// How weights were mapped.
+    /// How weights that the source stores in integers were mapped.
     pub weights: WeightMode,
+    /// How the layers' matrices that the source stores in floats were coded; absent if they stayed
+    /// as they were. Older programs refuse the field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floats: Option<FloatCoding>,
     /// The model's sizes.
     pub dims: ModelDims,
     /// The token that starts a sequence, if the model uses one.
@@ -238,7 +244,7 @@ impl Manifest {
     /// the list of head tokens.
     ///
     /// The model's name and the source's file name do not count: a renamed model stays the same
-    /// model.
+    /// model. How floats were coded shows in the stages' files.
     #[must_use]
     pub fn content_fingerprint(&self) -> String {
         let mut content = serde_json::json!([
@@ -387,6 +393,7 @@ mod tests {
             fingerprint: String::new(),
             source: "tiny.gguf".to_owned(),
             weights: WeightMode::Exact,
+            floats: None,
             dims: ModelDims {
                 n_layers: 3,
                 hidden_dim: 64,

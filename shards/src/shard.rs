@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
+use crate::decoder::config::DecoderConfig;
+use crate::decoder::stage::{Model, OnConverted, build_stage};
+use crate::decoder::tensors::{DecoderTensors, LayerTensors};
+use crate::floats::{CodedTensor, FloatCoding, FloatPlan};
 use crate::gguf::{GgmlType, GgufError};
 use crate::hugging_face::{self, HfError};
 use crate::ir::bin::BinWriter;
-use crate::llama::config::{ARCHITECTURE, LlamaConfig};
-use crate::llama::stage::{Model, build_stage};
-use crate::llama::tensors::{LayerTensors, LlamaTensors, Projection};
 use crate::manifest::{
     self, FORMAT_VERSION, FileEntry, MANIFEST_FILE, Manifest, ManifestError, StageEntry, WeightMode,
 };
@@ -37,8 +38,10 @@ pub struct ShardRequest {
     pub n_stages: usize,
     /// Layers per stage, by hand; `None` splits by cost.
     pub split: Option<Vec<usize>>,
-    /// How weights are mapped.
+    /// How weights that are stored in integers are mapped.
     pub weights: WeightMode,
+    /// What becomes of matrices that are stored in floats.
+    pub floats: FloatPlan,
     /// The model's name on the wire; `None` derives it from the source's file name.
     pub model_name: Option<String>,
     /// The shard set whose tokenizer and chat template the model shares; `None` takes those of the
@@ -52,9 +55,28 @@ pub struct ShardRequest {
     pub force: bool,
 }
 
+impl ShardRequest {
+    /// A request that leaves every choice at its default: exact weights, split by cost.
+    #[must_use]
+    pub fn new(source: PathBuf, out_dir: PathBuf, n_stages: usize) -> Self {
+        Self {
+            source,
+            out_dir,
+            n_stages,
+            split: None,
+            weights: WeightMode::Exact,
+            floats: FloatPlan::default(),
+            model_name: None,
+            tokenizer_from: None,
+            head_tokens: None,
+            force: false,
+        }
+    }
+}
+
 /// How far the work is. Sent once per written tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress<'a> {
     /// The stage being written.
     pub stage: usize,
     /// Stages in all.
@@ -63,6 +85,9 @@ pub struct Progress {
     pub bytes_done: u64,
     /// Source bytes to convert in all.
     pub bytes_total: u64,
+    /// What became of the tensor, if it was stored in floats and is coded anew. A tensor that two
+    /// stages need comes twice, one that holds several matrices once for each.
+    pub coded: &'a [CodedTensor],
 }
 
 /// Why no shard set was written. Nothing is left behind in any of these cases.
@@ -95,16 +120,18 @@ pub enum ShardError {
         path: PathBuf,
     },
     /// The file is of an architecture that has no graph here.
-    #[error("architecture {found:?} is not supported, supported: {ARCHITECTURE}")]
+    #[error("architecture {found:?} is not supported, supported: {}", known.join(", "))]
     UnknownArchitecture {
-        /// `general.architecture` of the file.
+        /// `general.architecture` of the file, or `model_type` of `config.json`.
         found: String,
+        /// Those that have one, as files of this format name them.
+        known: Vec<&'static str>,
     },
     /// A metadata value that no graph is written for.
     #[error("{key} is {found}, expected {expected}")]
     Unsupported {
         /// The metadata key.
-        key: &'static str,
+        key: String,
         /// Its value.
         found: String,
         /// What is supported.
@@ -125,6 +152,18 @@ pub enum ShardError {
         expected: Vec<u64>,
         /// Dimensions found.
         found: Vec<u64>,
+    },
+    /// A pattern of [`FloatPlan::exceptions`] fits no matrix of the model.
+    #[error("no matrix of the model has a name like {pattern}")]
+    NoSuchTensor {
+        /// The pattern.
+        pattern: String,
+    },
+    /// The experts of a layer are stored in different types, or should be.
+    #[error("tensor {tensor} has another type than the experts before it, all must have the same")]
+    UnequalExperts {
+        /// Name of the first that differs.
+        tensor: String,
     },
     /// A matrix is stored in a type that is not mapped.
     #[error(
@@ -184,12 +223,13 @@ pub enum ShardError {
 /// [`ShardError`]; nothing is left behind.
 pub fn shard(
     request: &ShardRequest,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Manifest, ShardError> {
     let name = model_name(request)?;
     let source = Source::open(&request.source)?;
-    let config = LlamaConfig::read(&source)?;
-    let mut tensors = LlamaTensors::find(&source, &config)?;
+    let config = DecoderConfig::read(&source)?;
+    let mut tensors = DecoderTensors::find(&source, &config)?;
+    tensors.check_plan(&request.floats)?;
     let head_tokens = head_tokens(request, &source, &config)?;
     if let Some(tokens) = &head_tokens {
         tensors.cut_head(tokens);
@@ -204,16 +244,22 @@ pub fn shard(
         .map(|name| file_entry(output.path(), name))
         .collect::<Result<Vec<_>, _>>()?;
     let head_tokens = write_head_tokens(head_tokens.as_deref(), output.path())?;
-    let model =
-        Model { source: &source, config: &config, tensors: &tensors, weights: request.weights };
+    let model = Model {
+        source: &source,
+        config: &config,
+        tensors: &tensors,
+        weights: request.weights,
+        floats: &request.floats,
+    };
     let bytes_total = tensors.bytes_of(&ranges);
     let mut bytes_done = 0;
     let costs = tensors.costs();
     let mut stages = Vec::with_capacity(ranges.len());
     for (index, range) in ranges.iter().enumerate() {
-        let (xml, bin) = write_stage(model, index, range, output.path(), &mut |bytes| {
+        let n_stages = ranges.len();
+        let (xml, bin) = write_stage(model, index, range, output.path(), &mut |bytes, coded| {
             bytes_done += bytes;
-            progress(Progress { stage: index, n_stages: ranges.len(), bytes_done, bytes_total });
+            progress(Progress { stage: index, n_stages, bytes_done, bytes_total, coded });
         })?;
         let cost_share = costs.share(range);
         let (first_layer, end_layer) = (range.start, range.end);
@@ -223,10 +269,11 @@ pub fn shard(
     let mut manifest = Manifest {
         format_version: FORMAT_VERSION,
         model: name,
-        architecture: ARCHITECTURE.to_owned(),
+        architecture: config.family.name.to_owned(),
         fingerprint: String::new(),
         source,
         weights: request.weights,
+        floats: Some(request.floats.layers).filter(|coding| *coding != FloatCoding::Keep),
         dims: config.dims.clone(),
         bos_id: text.bos_id,
         eos_ids: text.eos_ids,
@@ -257,7 +304,7 @@ fn model_name(request: &ShardRequest) -> Result<String, ShardError> {
 fn head_tokens(
     request: &ShardRequest,
     source: &Source,
-    config: &LlamaConfig,
+    config: &DecoderConfig,
 ) -> Result<Option<Vec<u32>>, ShardError> {
     let Some(n) = request.head_tokens else { return Ok(None) };
     match source {
@@ -280,7 +327,7 @@ fn write_head_tokens(tokens: Option<&[u32]>, dir: &Path) -> Result<Option<FileEn
 fn write_text(
     request: &ShardRequest,
     source: &Source,
-    config: &LlamaConfig,
+    config: &DecoderConfig,
     dir: &Path,
 ) -> Result<TextFiles, ShardError> {
     let text = match (&request.tokenizer_from, source) {
@@ -295,8 +342,8 @@ fn write_text(
         (None, Source::Gguf(gguf)) => text::write_text_files(gguf, dir)?,
         (None, Source::HuggingFace(model)) => {
             let mut text = text::copy_text_files(&request.source, dir)?;
-            text.bos_id = model.config.tokens("bos_token_id")?.first().copied();
-            text.eos_ids = model.config.tokens("eos_token_id")?;
+            text.bos_id = model.bos_token()?;
+            text.eos_ids = model.eos_tokens()?;
             text
         }
     };
@@ -309,8 +356,8 @@ fn write_text(
 
 fn ranges(
     request: &ShardRequest,
-    config: &LlamaConfig,
-    tensors: &LlamaTensors<'_>,
+    config: &DecoderConfig,
+    tensors: &DecoderTensors<'_>,
 ) -> Result<Vec<Range<usize>>, SplitError> {
     match &request.split {
         Some(split) => split::by_hand(split, request.n_stages, config.dims.n_layers),
@@ -318,12 +365,12 @@ fn ranges(
     }
 }
 
-fn write_stage(
-    model: Model<'_>,
+fn write_stage<'a>(
+    model: Model<'a>,
     index: usize,
     layers: &Range<usize>,
     dir: &Path,
-    on_converted: &mut dyn FnMut(u64),
+    on_converted: &'a mut OnConverted<'a>,
 ) -> Result<(FileEntry, FileEntry), ShardError> {
     let bin_name = format!("stage-{index}.bin");
     let bin_path = dir.join(&bin_name);
@@ -365,12 +412,12 @@ fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), ShardError> {
     write().map_err(|source| io_error(path, source))
 }
 
-impl LlamaTensors<'_> {
+impl DecoderTensors<'_> {
     /// What the layers and the head cost, for the split.
     fn costs(&self) -> split::Costs {
         let layer = |layer: &LayerTensors<'_>| split::Part {
             n_bytes: layer.n_bytes(),
-            n_weights: layer.matrices().iter().map(Projection::n_weights).sum(),
+            n_weights: layer.matrices().map(|projection| projection.n_weights()).sum(),
         };
         let layers: Vec<split::Part> = self.layers.iter().map(layer).collect();
         let head =

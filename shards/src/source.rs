@@ -50,14 +50,29 @@ impl Source {
     ) -> Result<Tensor<'_>, ShardError> {
         match self {
             Self::Gguf(gguf) => {
-                let tensor = gguf_tensor(gguf, name, (n_rows, n_cols), 2)?;
-                // Every mode supports the same types.
-                match layout::layout(tensor.encoding, WeightMode::Exact) {
-                    Some(_) => Ok(tensor),
-                    None => Err(type_error(gguf, name)),
-                }
+                let dims = [n_cols as u64, n_rows as u64];
+                gguf_matrix(gguf, name, (n_rows, n_cols), &dims)
             }
             Self::HuggingFace(model) => model.matrix(name, n_rows, n_cols),
+        }
+    }
+
+    /// Matrices of the same size that a tensor holds one behind the other, as one of all rows.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub(crate) fn matrices(
+        &self,
+        name: &str,
+        n_matrices: usize,
+        (n_rows, n_cols): (usize, usize),
+    ) -> Result<Tensor<'_>, ShardError> {
+        match self {
+            Self::Gguf(gguf) => {
+                let dims = [n_cols as u64, n_rows as u64, n_matrices as u64];
+                gguf_matrix(gguf, name, (n_matrices * n_rows, n_cols), &dims)
+            }
+            Self::HuggingFace(model) => model.matrix(name, n_matrices * n_rows, n_cols),
         }
     }
 
@@ -68,7 +83,7 @@ impl Source {
     pub(crate) fn vector(&self, name: &str, len: usize) -> Result<Tensor<'_>, ShardError> {
         match self {
             Self::Gguf(gguf) => {
-                let tensor = gguf_tensor(gguf, name, (1, len), 1)?;
+                let tensor = gguf_tensor(gguf, name, (1, len), &[len as u64])?;
                 // Converters never quantise vectors.
                 if tensor.encoding == Encoding::Ggml(GgmlType::F32) {
                     return Ok(tensor);
@@ -89,27 +104,38 @@ impl Source {
     }
 }
 
+/// **Shape**: `dims` has columns first, as the file has.
+fn gguf_matrix<'a>(
+    gguf: &'a Gguf,
+    name: &str,
+    size: (usize, usize),
+    dims: &[u64],
+) -> Result<Tensor<'a>, ShardError> {
+    let tensor = gguf_tensor(gguf, name, size, dims)?;
+    // Every mode supports the same types.
+    if layout::layout(tensor.encoding, WeightMode::Exact).is_some() {
+        return Ok(tensor);
+    }
+    let found = gguf.tensor(name).map_or(GgmlType::F32, |info| info.ggml_type);
+    Err(ShardError::TensorType { tensor: name.to_owned(), found })
+}
+
 fn gguf_tensor<'a>(
     gguf: &'a Gguf,
     name: &str,
     (n_rows, n_cols): (usize, usize),
-    n_dims: usize,
+    dims: &[u64],
 ) -> Result<Tensor<'a>, ShardError> {
     let Some(info) = gguf.tensor(name) else {
         return Err(ShardError::MissingTensor { tensor: name.to_owned() });
     };
-    let expected = &[n_cols as u64, n_rows as u64][..n_dims];
-    if info.dims != expected {
+    if info.dims != dims {
         return Err(ShardError::TensorShape {
             tensor: name.to_owned(),
-            expected: expected.to_vec(),
+            expected: dims.to_vec(),
             found: info.dims.clone(),
         });
     }
-    Ok(Tensor::new(Encoding::Ggml(info.ggml_type), (n_rows, n_cols), gguf.place(info)))
-}
-
-fn type_error(gguf: &Gguf, name: &str) -> ShardError {
-    let found = gguf.tensor(name).map_or(GgmlType::F32, |info| info.ggml_type);
-    ShardError::TensorType { tensor: name.to_owned(), found }
+    let encoding = Encoding::Ggml(info.ggml_type);
+    Ok(Tensor::new(&info.name, encoding, (n_rows, n_cols), gguf.place(info)))
 }

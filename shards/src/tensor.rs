@@ -26,6 +26,30 @@ impl Encoding {
             Self::RowScaledI8 => n_cols,
         }
     }
+
+    /// Whether elements are plain floats.
+    pub(crate) fn is_float(self) -> bool {
+        matches!(self, Self::Ggml(GgmlType::F32 | GgmlType::F16 | GgmlType::BF16))
+    }
+
+    /// Replaces `floats` by the values of plain floats; by nothing for other encodings.
+    pub(crate) fn decode_floats(self, bytes: &[u8], floats: &mut Vec<f32>) {
+        floats.clear();
+        let pairs = bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+        match self {
+            Self::Ggml(GgmlType::F32) => {
+                let words = bytes.chunks_exact(4);
+                floats.extend(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+            }
+            Self::Ggml(GgmlType::F16) => {
+                floats.extend(pairs.map(|b| f16::from_le_bytes(b).to_f32()));
+            }
+            Self::Ggml(GgmlType::BF16) => {
+                floats.extend(pairs.map(|b| bf16::from_le_bytes(b).to_f32()));
+            }
+            Self::Ggml(_) | Self::RowScaledI8 => {}
+        }
+    }
 }
 
 /// A matrix, or a vector as a matrix of one row, in the memory map of its file.
@@ -39,17 +63,20 @@ pub(crate) struct Tensor<'a> {
     len: usize,
     /// The scale of each row, f32 little-endian; empty for other encodings.
     scales: &'a [u8],
+    /// Its name in the model file.
+    pub(crate) name: &'a str,
 }
 
 impl<'a> Tensor<'a> {
     /// A tensor of `n_rows * row_bytes` bytes at `place` of the map.
     pub(crate) fn new(
+        name: &'a str,
         encoding: Encoding,
         (n_rows, n_cols): (usize, usize),
         (map, place): (&'a Map, Range<usize>),
     ) -> Self {
         let (start, len) = (place.start, place.len());
-        Self { encoding, n_rows, n_cols, map, start, len, scales: &[] }
+        Self { encoding, n_rows, n_cols, map, start, len, scales: &[], name }
     }
 
     /// The same tensor with a scale for each row.
@@ -90,19 +117,8 @@ impl<'a> Tensor<'a> {
 
     /// The values of a small tensor of plain floats; empty for other encodings.
     pub(crate) fn floats(&self) -> Vec<f32> {
-        let pairs = self.bytes().chunks_exact(2).map(|b| [b[0], b[1]]);
-        match self.encoding {
-            Encoding::Ggml(GgmlType::F32) => {
-                let words = self.bytes().chunks_exact(4);
-                words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-            }
-            Encoding::Ggml(GgmlType::F16) => {
-                pairs.map(|b| f16::from_le_bytes(b).to_f32()).collect()
-            }
-            Encoding::Ggml(GgmlType::BF16) => {
-                pairs.map(|b| bf16::from_le_bytes(b).to_f32()).collect()
-            }
-            Encoding::Ggml(_) | Encoding::RowScaledI8 => Vec::new(),
-        }
+        let mut floats = Vec::new();
+        self.encoding.decode_floats(self.bytes(), &mut floats);
+        floats
     }
 }

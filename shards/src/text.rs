@@ -11,6 +11,7 @@ mod detokenizer;
 mod error;
 mod fingerprint;
 mod pre_tokenizers;
+mod tokenizer_config;
 mod tokenizer_json;
 mod tool_chat;
 mod vocabulary;
@@ -40,6 +41,8 @@ use crate::bounded;
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The file of the chat template in a shard set; a model may have none.
 pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
+/// The file that has both of these in model folders that do not have the files.
+const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 /// The file that names the tokens that the chat template refers to.
 pub const SPECIAL_TOKENS_FILE: &str = "special_tokens_map.json";
 

@@ -8,7 +8,7 @@
 #[expect(dead_code, reason = "the models here are right")]
 mod synthetic;
 
-use stagebus_shards::{ShardRequest, WeightMode, shard};
+use stagebus_shards::{ShardRequest, shard};
 use synthetic::Synthetic;
 use tempfile::TempDir;
 
@@ -19,17 +19,7 @@ fn peak(n_bytes: u64) -> u64 {
     Synthetic::of_bytes(n_bytes).write(&source).unwrap();
     // Resets the peak to what is resident at this moment.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
-    let request = ShardRequest {
-        source,
-        out_dir: dir.path().join("set"),
-        n_stages: 2,
-        split: None,
-        weights: WeightMode::Exact,
-        model_name: None,
-        tokenizer_from: None,
-        head_tokens: None,
-        force: false,
-    };
+    let request = ShardRequest::new(source, dir.path().join("set"), 2);
     shard(&request, &mut |_| {}).unwrap();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

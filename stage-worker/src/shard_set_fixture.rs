@@ -27,6 +27,7 @@ pub(crate) fn write_shard_set(dir: &Path, n_stages: usize) -> Manifest {
         fingerprint: String::new(),
         source: "toy.gguf".to_owned(),
         weights: WeightMode::Exact,
+        floats: None,
         dims: ModelDims {
             n_layers: LAYERS * n_stages,
             hidden_dim: 16,

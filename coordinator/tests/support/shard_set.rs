@@ -33,6 +33,7 @@ pub(crate) fn write(dir: &Path, n_stages: usize) -> Manifest {
         fingerprint: String::new(),
         source: "tiny".to_owned(),
         weights: WeightMode::Exact,
+        floats: None,
         dims: ModelDims {
             n_layers: N_LAYERS,
             hidden_dim: 16,

@@ -7,7 +7,7 @@ use stagebus_engine::{
     Backend, EngineKind, EngineOptions, Profile, RowPath, SessionKey, StageOutput, StageRequest,
     StepError, StepRows, argmax, open_backend,
 };
-use stagebus_shards::{ShardRequest, ShardSet, WeightMode, shard};
+use stagebus_shards::{ShardRequest, ShardSet, shard};
 
 /// A shard set of SmolLM2 in a folder of its own.
 pub(crate) struct Model {
@@ -21,17 +21,7 @@ impl Model {
         let source = runtime_dir.join("models").join("SmolLM2-135M-Instruct.Q4_1.gguf");
         assert!(source.is_file(), "run cargo xtask setup");
         let folder = tempfile::tempdir().unwrap();
-        let request = ShardRequest {
-            source,
-            out_dir: folder.path().join("shards"),
-            n_stages,
-            split: None,
-            weights: WeightMode::Exact,
-            model_name: None,
-            tokenizer_from: None,
-            head_tokens: None,
-            force: false,
-        };
+        let request = ShardRequest::new(source, folder.path().join("shards"), n_stages);
         shard(&request, &mut |_progress| {}).unwrap();
         let shards = ShardSet::open(&request.out_dir).unwrap();
         Self { shards, _folder: folder }

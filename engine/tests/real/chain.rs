@@ -8,7 +8,7 @@ use stagebus_engine::{
     Backend, EngineOptions, Profile, RowPath, Runtime, SessionKey, StageOutput, StageSpec,
     StatefulBackend, StepError, StepRows,
 };
-use stagebus_shards::{ShardRequest, ShardSet, WeightMode};
+use stagebus_shards::{ShardRequest, ShardSet};
 
 /// Prompt of a reference case (the capital of Japan), and the greedy tokens that an independent
 /// f32 implementation gives.
@@ -72,17 +72,8 @@ fn shard(n_stages: usize) -> ShardSet {
     let source = runtime_dir.map(|dir| dir.join(model)).filter(|path| path.is_file());
     let source = source.unwrap_or_else(|| panic!("no {model}: run `cargo xtask setup`"));
     let out_dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("engine-{n_stages}"));
-    let request = ShardRequest {
-        source,
-        out_dir: out_dir.clone(),
-        n_stages,
-        split: None,
-        weights: WeightMode::Exact,
-        model_name: None,
-        tokenizer_from: None,
-        head_tokens: None,
-        force: true,
-    };
+    let request =
+        ShardRequest { force: true, ..ShardRequest::new(source, out_dir.clone(), n_stages) };
     stagebus_shards::shard(&request, &mut |_| {}).unwrap();
     ShardSet::open(&out_dir).unwrap()
 }

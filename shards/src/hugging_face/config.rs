@@ -55,15 +55,30 @@ impl ConfigJson {
         }
     }
 
+    /// A finite number above zero that may be absent.
+    pub(crate) fn optional_float(&self, field: &'static str) -> Result<Option<f32>, HfError> {
+        match self.present(field) {
+            Some(_) => self.float(field, 0.0).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// A whole number; `default` if it is absent.
+    pub(crate) fn count(&self, field: &'static str, default: usize) -> Result<usize, HfError> {
+        let Some(value) = self.present(field) else { return Ok(default) };
+        let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
+        count.ok_or_else(|| self.unsupported(field, "a whole number"))
+    }
+
     /// A text that may be absent.
     pub(crate) fn text(&self, field: &'static str) -> Result<Option<&str>, HfError> {
         let Some(value) = self.present(field) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.unsupported(field, "a text"))
     }
 
-    /// Yes or no; no if it is absent.
-    pub(crate) fn flag(&self, field: &'static str) -> Result<bool, HfError> {
-        let Some(value) = self.present(field) else { return Ok(false) };
+    /// Yes or no; `default` if it is absent.
+    pub(crate) fn flag(&self, field: &'static str, default: bool) -> Result<bool, HfError> {
+        let Some(value) = self.present(field) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.unsupported(field, "true or false"))
     }
 

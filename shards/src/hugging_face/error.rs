@@ -78,6 +78,35 @@ pub enum HfErrorKind {
         /// What is supported.
         expected: &'static str,
     },
+    /// The index is not a list of tensors and their files.
+    #[error("is no index of weights: it has no map \"weight_map\" of tensors to files")]
+    Index,
+    /// The index names a file that is not in the folder.
+    #[error("names the file {file:?}, which is not in the folder: it has to be fetched too")]
+    IndexFile {
+        /// The file.
+        file: String,
+    },
+    /// The index names something that is no file of the folder.
+    #[error("names the file {file:?}, expected a plain file name")]
+    IndexFileName {
+        /// The name.
+        file: String,
+    },
+    /// The index gives a tensor to a file that does not have it.
+    #[error("gives tensor {tensor} to the file {file:?}, which does not have it")]
+    IndexTensor {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        file: String,
+    },
+    /// Two files have a tensor of the same name.
+    #[error("has tensor {tensor}, which another file of the folder has too")]
+    TwoTensors {
+        /// The tensor.
+        tensor: String,
+    },
     /// The header does not fit into the file.
     #[error("the header claims {claimed} bytes, the file has {file_bytes}")]
     HeaderLength {

@@ -13,6 +13,13 @@ pub(crate) struct Value {
     pub(super) element: ElementType,
 }
 
+impl Value {
+    /// Its element type.
+    pub(crate) fn element(self) -> ElementType {
+        self.element
+    }
+}
+
 /// A dimension of a parameter or state: fixed, or known only at run time.
 pub(crate) type Dim = Option<u64>;
 

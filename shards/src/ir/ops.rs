@@ -46,6 +46,14 @@ impl Graph {
         self.add(operation("LessEqual", "opset1", &[NUMPY]), &[a, b], ElementType::Boolean)
     }
 
+    pub(crate) fn greater(&mut self, a: Value, b: Value) -> Value {
+        self.add(operation("Greater", "opset1", &[NUMPY]), &[a, b], ElementType::Boolean)
+    }
+
+    pub(crate) fn bitwise_and(&mut self, a: Value, b: Value) -> Value {
+        self.add(operation("BitwiseAnd", "opset13", &[NUMPY]), &[a, b], a.element)
+    }
+
     pub(crate) fn logical_and(&mut self, a: Value, b: Value) -> Value {
         self.add(operation("LogicalAnd", "opset1", &[NUMPY]), &[a, b], ElementType::Boolean)
     }
@@ -69,6 +77,15 @@ impl Graph {
 
     pub(crate) fn sin(&mut self, a: Value) -> Value {
         self.unary("Sin", a)
+    }
+
+    pub(crate) fn tanh(&mut self, a: Value) -> Value {
+        self.unary("Tanh", a)
+    }
+
+    /// The Gaussian error linear unit, approximated by tanh.
+    pub(crate) fn gelu_tanh(&mut self, a: Value) -> Value {
+        self.add(operation("Gelu", "opset7", &[("approximation_mode", "TANH")]), &[a], a.element)
     }
 
     /// x * sigmoid(x).
@@ -120,6 +137,19 @@ impl Graph {
         Ok(self.add(operation("Gather", "opset8", attributes), &[a, indices, axis], a.element))
     }
 
+    /// Repeats a value so many times along each axis.
+    pub(crate) fn tile(&mut self, a: Value, repeats: &[i64]) -> io::Result<Value> {
+        let repeats = self.i64s(repeats)?;
+        Ok(self.add(operation("Tile", "opset1", &[]), &[a, repeats], a.element))
+    }
+
+    /// Reshapes to the shape of another value.
+    pub(crate) fn reshape_like(&mut self, a: Value, other: Value) -> Value {
+        let shape = self.shape_of(other);
+        let attributes = &[("special_zero", "false")];
+        self.add(operation("Reshape", "opset1", attributes), &[a, shape], a.element)
+    }
+
     /// Reshapes to a constant shape; 0 keeps the dimension, -1 takes what is left.
     pub(crate) fn reshape(&mut self, a: Value, dims: &[i64]) -> io::Result<Value> {
         let dims = self.i64s(dims)?;
@@ -168,6 +198,36 @@ impl Graph {
         Ok((0..n_outputs).map(|output| Value { node, output, element: a.element }).collect())
     }
 
+    /// exp(x) over its sum along an axis.
+    pub(crate) fn softmax(&mut self, a: Value, axis: i64) -> Value {
+        let axis = axis.to_string();
+        self.add(operation("Softmax", "opset8", &[("axis", &axis)]), &[a], a.element)
+    }
+
+    /// The `k` largest elements along an axis and their places (i32), largest first.
+    pub(crate) fn top_k(&mut self, a: Value, k: i64, axis: i64) -> io::Result<[Value; 2]> {
+        let (k, axis) = (self.i64(k)?, axis.to_string());
+        let attributes = &[
+            ("axis", &*axis),
+            ("mode", "max"),
+            ("sort", "value"),
+            ("index_element_type", "i32"),
+            ("stable", "true"),
+        ];
+        let top_k = operation("TopK", "opset11", attributes);
+        let node = self.push(top_k, &[a, k], vec![a.element, ElementType::I32]);
+        let output = |output, element| Value { node, output, element };
+        Ok([output(0, a.element), output(1, ElementType::I32)])
+    }
+
+    /// A new last axis of length `depth`: 1 at the place that an element names, else 0.
+    pub(crate) fn one_hot(&mut self, a: Value, depth: i64) -> io::Result<Value> {
+        let depth = self.i64(depth)?;
+        let (on, off) = (self.f32s(&[], &[1.0])?, self.f32s(&[], &[0.0])?);
+        let one_hot = operation("OneHot", "opset1", &[("axis", "-1")]);
+        Ok(self.add(one_hot, &[a, depth, on, off], ElementType::F32))
+    }
+
     /// The numbers `start..end` (scalars) in steps of one.
     pub(crate) fn range(&mut self, start: Value, end: Value) -> io::Result<Value> {
         let step = self.i64(1)?;
@@ -187,11 +247,26 @@ impl Graph {
         self.add(operation("Broadcast", "opset3", attributes), &[a, shape], a.element)
     }
 
-    /// softmax(q k^T / sqrt(head_dim) + mask) v.
-    pub(crate) fn attention(&mut self, q: Value, k: Value, v: Value, mask: Value) -> Value {
+    /// Sums of what stands before each element along an axis.
+    pub(crate) fn count_before(&mut self, a: Value, axis: i64) -> io::Result<Value> {
+        let axis = self.i64(axis)?;
+        let attributes = &[("exclusive", "true"), ("reverse", "false")];
+        Ok(self.add(operation("CumSum", "opset3", attributes), &[a, axis], a.element))
+    }
+
+    /// softmax(q k^T * scale + mask) v; `scale` is 1 / sqrt(head_dim) if it is not given.
+    pub(crate) fn attention(
+        &mut self,
+        q: Value,
+        k: Value,
+        v: Value,
+        mask: Value,
+        scale: Option<Value>,
+    ) -> Value {
         let attributes = &[("causal", "false")];
         let attention = operation("ScaledDotProductAttention", "opset13", attributes);
-        self.add(attention, &[q, k, v, mask], q.element)
+        let inputs: Vec<Value> = [q, k, v, mask].into_iter().chain(scale).collect();
+        self.add(attention, &inputs, q.element)
     }
 
     /// Reads a state that starts as `initial`.

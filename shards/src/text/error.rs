@@ -91,6 +91,15 @@ pub enum TextError {
         #[source]
         source: io::Error,
     },
+    /// `tokenizer_config.json` is not what it should be.
+    #[error("{}: not a tokenizer's configuration", path.display())]
+    TokenizerConfig {
+        /// The file.
+        path: PathBuf,
+        /// What the parser says.
+        #[source]
+        source: serde_json::Error,
+    },
     /// `special_tokens_map.json` is not what it should be.
     #[error("{}: not a map of special tokens", path.display())]
     SpecialTokens {

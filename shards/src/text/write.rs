@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::error::TextError;
+use super::tokenizer_config::TokenizerConfig;
 use super::tokenizer_json;
 use super::vocabulary::Vocabulary;
 use super::{CHAT_TEMPLATE_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE, TextModel};
@@ -94,7 +95,8 @@ pub fn write_text_files(gguf: &Gguf, dir: &Path) -> Result<TextFiles, TextError>
 }
 
 /// Copies the text files of a folder in the format of Hugging Face, such as a shard set, and
-/// checks that they can be loaded. Beginning and end of texts are left for the caller to fill in.
+/// checks that they can be loaded. What has no file of its own is taken from
+/// `tokenizer_config.json`. Beginning and end of texts are left for the caller to fill in.
 ///
 /// # Errors
 /// [`TextError`] if there is no `tokenizer.json`, a file cannot be read or written, or the
@@ -113,6 +115,19 @@ pub fn copy_text_files(from: &Path, dir: &Path) -> Result<TextFiles, TextError> 
         let path = dir.join(name);
         std::fs::write(&path, bytes).map_err(|source| TextError::Io { path, source })?;
         files.push(name.to_owned());
+    }
+    let missing = |name: &str| !files.iter().any(|found| found == name);
+    let (no_special, no_template) = (missing(SPECIAL_TOKENS_FILE), missing(CHAT_TEMPLATE_FILE));
+    if let Some(config) = TokenizerConfig::read(from)? {
+        if no_special && let Some(special) = config.special_tokens() {
+            write_json(&dir.join(SPECIAL_TOKENS_FILE), special)?;
+            files.push(SPECIAL_TOKENS_FILE.to_owned());
+        }
+        if no_template && let Some(template) = config.chat_template() {
+            let path = dir.join(CHAT_TEMPLATE_FILE);
+            std::fs::write(&path, template).map_err(|source| TextError::Io { path, source })?;
+            files.push(CHAT_TEMPLATE_FILE.to_owned());
+        }
     }
     let text = TextModel::load(dir)?;
     let add_bos = !text.encode("", true)?.is_empty();

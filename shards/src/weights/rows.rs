@@ -19,6 +19,8 @@ pub(crate) enum RowOrder<'a> {
     },
     /// Only these rows of the source.
     Picked(&'a [u32]),
+    /// Rows from this one on: a part of a tensor that holds several matrices.
+    From(usize),
 }
 
 impl RowOrder<'_> {
@@ -27,6 +29,7 @@ impl RowOrder<'_> {
         let (head_dim, rotary_dim) = match self {
             Self::Plain => return row,
             Self::Picked(rows) => return rows[row] as usize,
+            Self::From(first) => return first + row,
             Self::InterleavedPairs { head_dim, rotary_dim } => (head_dim, rotary_dim),
         };
         let (head, index) = (row / head_dim, row % head_dim);
@@ -75,6 +78,16 @@ impl<'a> Rows<'a> {
 
     pub(crate) fn n_rows(&self) -> usize {
         self.parts.iter().map(|part| part.n_rows).sum()
+    }
+
+    /// The stacked tensors, each with the bytes of its rows, in graph order.
+    pub(crate) fn by_tensor(
+        &self,
+    ) -> impl Iterator<Item = (Tensor<'a>, impl Iterator<Item = &'a [u8]>)> + '_ {
+        self.parts.iter().map(|part| {
+            let Part { tensor, n_rows, order } = *part;
+            (tensor, (0..n_rows).map(move |row| tensor.row(order.source_row(row))))
+        })
     }
 
     /// The bytes of every row, in graph order.

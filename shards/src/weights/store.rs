@@ -82,21 +82,15 @@ fn store_grouped(graph: &mut Graph, rows: &Rows<'_>, grouped: Grouped) -> io::Re
     let codes =
         each_row(graph, rows, |coder, row, out| coder.codes(row, coding, code, out), format)?;
     let codes = graph.constant_at(code, &[n_rows, n_groups, group_len as u64], codes);
-    let mut weights = graph.convert(codes, scale);
+    let mut zeros = None;
     if coding == Coding::ZeroPoint {
-        let zeros = each_row(graph, rows, |coder, row, out| coder.zeros(row, code, out), format)?;
-        let zeros = graph.constant_at(code, &by_group, zeros);
-        let zeros = graph.convert(zeros, scale);
-        weights = graph.subtract(weights, zeros);
+        let span = each_row(graph, rows, |coder, row, out| coder.zeros(row, code, out), format)?;
+        zeros = Some(graph.constant_at(code, &by_group, span));
     }
     let scales =
         each_row(graph, rows, |coder, row, out| coder.scales(row, coding, scale, out), format)?;
     let scales = graph.constant_at(scale, &by_group, scales);
-    weights = graph.multiply(weights, scales);
-    weights = graph.reshape(weights, &[n_rows as i64, n_cols as i64])?;
-    if scale != ElementType::F32 {
-        weights = graph.convert(weights, ElementType::F32);
-    }
+    let weights = decoded(graph, Packed { codes, zeros, scales }, (n_rows, n_cols))?;
     let correction = match coding {
         Coding::Centred { shift } => {
             let values = each_row(
@@ -111,6 +105,36 @@ fn store_grouped(graph: &mut Graph, rows: &Rows<'_>, grouped: Grouped) -> io::Re
         Coding::Same | Coding::ZeroPoint | Coding::Recoded => None,
     };
     Ok(Stored { weights, correction })
+}
+
+/// The constants of a matrix in groups of columns: codes `[n_rows, n_groups, group_len]`, zero points
+/// (of the codes' type) and scales `[n_rows, n_groups, 1]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packed {
+    pub(super) codes: Value,
+    pub(super) zeros: Option<Value>,
+    pub(super) scales: Value,
+}
+
+/// The graph of `scale * (code - zero)`, f32 `[n_rows, n_cols]`, in the form that OpenVINO takes for
+/// compressed weights.
+pub(super) fn decoded(
+    graph: &mut Graph,
+    Packed { codes, zeros, scales }: Packed,
+    (n_rows, n_cols): (u64, u64),
+) -> io::Result<Value> {
+    let element = scales.element();
+    let mut weights = graph.convert(codes, element);
+    if let Some(zeros) = zeros {
+        let zeros = graph.convert(zeros, element);
+        weights = graph.subtract(weights, zeros);
+    }
+    weights = graph.multiply(weights, scales);
+    weights = graph.reshape(weights, &[n_rows as i64, n_cols as i64])?;
+    if element != ElementType::F32 {
+        weights = graph.convert(weights, ElementType::F32);
+    }
+    Ok(weights)
 }
 
 /// Leaves codes as they are where centring them would round a correction.
@@ -270,7 +294,7 @@ impl RowCoder {
 }
 
 /// Two codes per byte, the first in the low nibble.
-fn pack_nibbles(codes: &[i8], out: &mut Vec<u8>) {
+pub(super) fn pack_nibbles(codes: &[i8], out: &mut Vec<u8>) {
     out.extend(codes.chunks(2).map(|pair| {
         let high = pair.get(1).map_or(0, |code| (*code as u8) << 4);
         (pair[0] as u8 & 0x0f) | high

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use stagebus_shards::hugging_face::HfErrorKind;
-use stagebus_shards::{ShardError, ShardRequest, WeightMode, shard};
+use stagebus_shards::{ShardError, ShardRequest, shard};
 
 use crate::model::{Folder, Workshop};
 
@@ -131,7 +131,6 @@ fn tensors_that_are_missing_or_of_another_kind_are_named() {
 #[test]
 fn configurations_are_refused_by_field() {
     for (field, value) in [
-        ("model_type", json!("mamba")),
         ("model_type", Value::Null),
         ("hidden_act", json!("gelu")),
         ("hidden_size", json!(0)),
@@ -142,6 +141,11 @@ fn configurations_are_refused_by_field() {
         ("num_key_value_heads", json!(3)),
         ("head_dim", json!(15)),
         ("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0})),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 0.5})),
+        ("rope_scaling", json!({"rope_type": "llama3", "factor": 8.0})),
+        ("partial_rotary_factor", json!(0.35)),
+        ("num_hidden_layers", json!(1_u64 << 31)),
+        ("attn_logit_softcapping", json!(50.0)),
         ("rms_norm_eps", json!("small")),
         ("tie_word_embeddings", json!(1)),
         ("eos_token_id", json!("end")),
@@ -164,6 +168,88 @@ fn configurations_are_refused_by_field() {
     let workshop = Workshop::new(&Folder::default());
     fs::write(workshop.model().join("config.json"), "[1]").unwrap();
     assert!(matches!(workshop.refused(), ShardError::HuggingFace(_)));
+    let unknown = wrong(|folder| {
+        folder.config.insert("model_type".to_owned(), json!("mamba"));
+    });
+    match unknown {
+        ShardError::UnknownArchitecture { found, known } => {
+            assert_eq!(found, "mamba");
+            assert!(known.contains(&"qwen3_moe"), "{known:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn fields_of_other_families_are_refused_too() {
+    let check = |model_type: &str, field: &str, value: Value| {
+        let error = wrong(|folder| {
+            folder.config.insert("model_type".to_owned(), json!(model_type));
+            for known in [
+                "sliding_window",
+                "num_experts",
+                "num_experts_per_tok",
+                "original_max_position_embeddings",
+            ] {
+                folder.config.insert(known.to_owned(), json!(4));
+            }
+            folder.config.insert(field.to_owned(), value.clone());
+        });
+        let ShardError::HuggingFace(error) = error else { panic!("{model_type} {field}: {error}") };
+        let HfErrorKind::Field { field: found, .. } = error.into_kind() else { panic!("{field}") };
+        assert_eq!(found, field, "{value}");
+    };
+    check("gemma3_text", "hidden_activation", json!("silu"));
+    check("gemma3_text", "layer_types", json!(["full_attention"]));
+    check("gemma3_text", "layer_types", json!(["full_attention", "chunked_attention"]));
+    check("gemma3_text", "use_bidirectional_attention", json!(true));
+    check("phi3", "rope_scaling", json!({"type": "longrope", "short_factor": [1.0]}));
+    check("mistral", "sliding_window", json!(0));
+    check("qwen3_moe", "num_experts_per_tok", json!(5));
+    check("qwen3_moe", "decoder_sparse_step", json!(2));
+    check("qwen3_moe", "mlp_only_layers", json!([0]));
+}
+
+#[test]
+fn an_index_that_does_not_fit_is_named() {
+    let check = |index: Value, fits: fn(&HfErrorKind) -> bool| {
+        let workshop = Workshop::new(&Folder::default());
+        let dir = workshop.model();
+        fs::rename(dir.join("model.safetensors"), dir.join("a.safetensors")).unwrap();
+        fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+        let ShardError::HuggingFace(error) = workshop.refused() else { panic!("{index}") };
+        assert!(error.file().ends_with("model.safetensors.index.json"));
+        assert!(fits(error.kind()), "{index}: {error}");
+    };
+    check(json!([]), |kind| matches!(kind, HfErrorKind::Index));
+    check(json!({"weight_map": {}}), |kind| matches!(kind, HfErrorKind::Index));
+    check(json!({"weight_map": {QUERY: 1}}), |kind| matches!(kind, HfErrorKind::Index));
+    check(
+        json!({"weight_map": {QUERY: "b.safetensors"}}),
+        |kind| matches!(kind, HfErrorKind::IndexFile { file } if file == "b.safetensors"),
+    );
+    for outside in ["../a.safetensors", "/a.safetensors", "x/a.safetensors", "..", ""] {
+        check(json!({"weight_map": {QUERY: outside}}), |kind| {
+            matches!(kind, HfErrorKind::IndexFileName { .. })
+        });
+    }
+    check(
+        json!({"weight_map": {"lost": "a.safetensors"}}),
+        |kind| matches!(kind, HfErrorKind::IndexTensor { tensor, .. } if tensor == "lost"),
+    );
+}
+
+#[test]
+fn a_tensor_in_two_files_is_named() {
+    let workshop = Workshop::new(&Folder::default());
+    let dir = workshop.model();
+    fs::rename(dir.join("model.safetensors"), dir.join("a.safetensors")).unwrap();
+    fs::copy(dir.join("a.safetensors"), dir.join("b.safetensors")).unwrap();
+    let map = json!({"weight_map": {QUERY: "a.safetensors", "model.norm.weight": "b.safetensors"}});
+    fs::write(dir.join("model.safetensors.index.json"), map.to_string()).unwrap();
+    let ShardError::HuggingFace(error) = workshop.refused() else { panic!() };
+    assert!(error.file().ends_with("b.safetensors"));
+    assert!(matches!(error.kind(), HfErrorKind::TwoTensors { .. }));
 }
 
 #[test]
@@ -195,15 +281,8 @@ fn heads_that_cannot_be_cut_are_refused() {
 
     let workshop = Workshop::new(&Folder::default());
     let missing = ShardRequest {
-        source: workshop.model(),
-        out_dir: workshop.set(),
-        n_stages: 1,
-        split: None,
-        weights: WeightMode::Exact,
-        model_name: None,
         tokenizer_from: Some(workshop.dir.path().join("nothing")),
-        head_tokens: None,
-        force: false,
+        ..ShardRequest::new(workshop.model(), workshop.set(), 1)
     };
     let error = shard(&missing, &mut |_| {}).unwrap_err();
     assert!(matches!(error, ShardError::TokenizerFrom(_)));

@@ -7,6 +7,7 @@
 )]
 #![expect(clippy::cast_possible_truncation, reason = "sizes of made-up models are small")]
 
+mod coding;
 mod drafts;
 mod hostile;
 mod model;

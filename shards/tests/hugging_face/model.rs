@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use stagebus_shards::{Manifest, ShardError, ShardRequest, WeightMode, shard};
+use stagebus_shards::{Manifest, ShardError, ShardRequest, shard};
 use tempfile::TempDir;
 
 pub(crate) const VOCAB_SIZE: usize = 6;
@@ -127,6 +127,20 @@ impl Folder {
         file
     }
 
+    /// Replaces the file of weights in a folder by two and an index.
+    pub(crate) fn write_parts(&self, dir: &Path) {
+        fs::remove_file(dir.join("model.safetensors")).unwrap();
+        let (first, second) = self.tensors.split_at(self.tensors.len() / 2);
+        let mut map = Map::new();
+        for (name, tensors) in [("a.safetensors", first), ("b.safetensors", second)] {
+            let part = Self { tensors: tensors.to_vec(), ..self.clone() };
+            fs::write(dir.join(name), part.weights(|_, offsets| offsets)).unwrap();
+            map.extend(tensors.iter().map(|(tensor, _)| (tensor.clone(), json!(name))));
+        }
+        let index = json!({"metadata": {"total_size": 0}, "weight_map": map}).to_string();
+        fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
+    }
+
     pub(crate) fn write(&self, dir: &Path) {
         fs::create_dir_all(dir).unwrap();
         fs::write(dir.join("config.json"), Value::Object(self.config.clone()).to_string()).unwrap();
@@ -137,6 +151,10 @@ impl Folder {
             fs::write(dir.join("token_rank.u16"), bytes).unwrap();
         }
     }
+}
+
+pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    haystack.windows(needle.len()).any(|window| window == needle)
 }
 
 /// A folder with a model in `model`, sharded into `set`.
@@ -159,19 +177,12 @@ impl Workshop {
         self.dir.path().join("set")
     }
 
+    pub(crate) fn request(&self, head_tokens: Option<usize>) -> ShardRequest {
+        ShardRequest { head_tokens, ..ShardRequest::new(self.model(), self.set(), 1) }
+    }
+
     pub(crate) fn shard(&self, head_tokens: Option<usize>) -> Result<Manifest, ShardError> {
-        let request = ShardRequest {
-            source: self.model(),
-            out_dir: self.set(),
-            n_stages: 1,
-            split: None,
-            weights: WeightMode::Exact,
-            model_name: None,
-            tokenizer_from: None,
-            head_tokens,
-            force: false,
-        };
-        shard(&request, &mut |_| {})
+        shard(&self.request(head_tokens), &mut |_| {})
     }
 
     /// The error of a model that cannot be sharded; nothing is left of the attempt.

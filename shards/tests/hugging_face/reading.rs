@@ -5,11 +5,7 @@ use std::fs;
 use serde_json::json;
 use stagebus_shards::{ShardSet, ShardSetError};
 
-use crate::model::{Folder, VOCAB_SIZE, Workshop};
-
-fn contains(haystack: &[u8], needle: &[u8]) -> bool {
-    haystack.windows(needle.len()).any(|window| window == needle)
-}
+use crate::model::{Folder, VOCAB_SIZE, Workshop, contains};
 
 #[test]
 fn weights_stay_as_they_are_stored() {
@@ -31,6 +27,21 @@ fn weights_stay_as_they_are_stored() {
         assert!(contains(&bin, &folder.tensor(name).bytes), "{name}");
     }
     ShardSet::open(&workshop.set()).unwrap().verify_stage(0).unwrap();
+}
+
+#[test]
+fn weights_in_several_files_are_those_of_one() {
+    let folder = Folder::default();
+    let workshop = Workshop::new(&folder);
+    let whole = workshop.shard(None).unwrap();
+    fs::remove_dir_all(workshop.set()).unwrap();
+    folder.write_parts(&workshop.model());
+    let parts = workshop.shard(None).unwrap();
+    assert_eq!(parts.fingerprint, whole.fingerprint);
+    // Of both, the one file counts.
+    fs::remove_dir_all(workshop.set()).unwrap();
+    fs::write(workshop.model().join("model.safetensors"), "no weights").unwrap();
+    assert!(workshop.shard(None).is_err());
 }
 
 #[test]
@@ -66,4 +77,37 @@ fn a_head_of_its_own_is_used() {
     let workshop = Workshop::new(&folder);
     workshop.shard(None).unwrap();
     assert!(contains(&fs::read(workshop.set().join("stage-0.bin")).unwrap(), &bytes));
+}
+
+#[test]
+fn turns_templates_and_special_tokens_come_from_where_they_are() {
+    let workshop = Workshop::new(&Folder::default());
+    let write = |name: &str, json: serde_json::Value| {
+        fs::write(workshop.model().join(name), json.to_string()).unwrap();
+    };
+    let read = |name: &str| fs::read_to_string(workshop.set().join(name)).unwrap();
+    write("generation_config.json", json!({"eos_token_id": [5, 2]}));
+    write(
+        "tokenizer_config.json",
+        json!({
+            "bos_token": {"content": "<s>"}, "eos_token": "</s>", "model_max_length": 64,
+            "chat_template": [{"name": "tools", "template": "T"},
+                              {"name": "default", "template": "{{ bos_token }}D"}],
+        }),
+    );
+    let manifest = workshop.shard(None).unwrap();
+    assert_eq!(manifest.eos_ids, [2, 4, 5]);
+    let set = ShardSet::open(&workshop.set()).unwrap();
+    set.verify_text().unwrap();
+    assert_eq!(read("chat_template.jinja"), "{{ bos_token }}D");
+    let text = stagebus_shards::text::TextModel::load(&set.dir).unwrap();
+    assert_eq!(text.render_chat(&[json!({"role": "user", "content": "a"})]).unwrap(), "<s>D");
+
+    // A file of its own comes first.
+    write("tokenizer_config.json", json!({"chat_template": "O"}));
+    fs::write(workshop.model().join("chat_template.jinja"), "F").unwrap();
+    fs::remove_dir_all(workshop.set()).unwrap();
+    workshop.shard(None).unwrap();
+    assert_eq!(read("chat_template.jinja"), "F");
+    assert!(!workshop.set().join("special_tokens_map.json").is_file());
 }

@@ -17,7 +17,7 @@ mod refusals;
 
 use std::path::{Path, PathBuf};
 
-use stagebus_shards::{Manifest, ShardError, ShardRequest, WeightMode, shard};
+use stagebus_shards::{Manifest, ShardError, ShardRequest, shard};
 use synthetic::Synthetic;
 use tempfile::TempDir;
 
@@ -42,17 +42,7 @@ impl Workshop {
     }
 
     fn request(&self, n_stages: usize) -> ShardRequest {
-        ShardRequest {
-            source: self.source(),
-            out_dir: self.out(),
-            n_stages,
-            split: None,
-            weights: WeightMode::Exact,
-            model_name: None,
-            tokenizer_from: None,
-            head_tokens: None,
-            force: false,
-        }
+        ShardRequest::new(self.source(), self.out(), n_stages)
     }
 
     fn shard(&self, n_stages: usize) -> Result<Manifest, ShardError> {

@@ -63,7 +63,7 @@ fn store_and_evaluate(
     let size = (n_rows, n_cols);
     let place = gguf.place(gguf.tensor("w").unwrap());
     let encoding = Encoding::Ggml(ggml_type);
-    let tensor = Tensor::new(encoding, size, place);
+    let tensor = Tensor::new("w", encoding, size, place);
     let rows = Rows::stack(&[(tensor, order, n_rows)]);
     let path = dir.path().join("w.bin");
     let mut graph = Graph::new(BinWriter::create(&path).unwrap());
@@ -215,7 +215,7 @@ fn row_scaled_matrices_give_code_times_scale_in_the_order_asked_for() {
     std::fs::write(&source, codes.iter().map(|code| *code as u8).collect::<Vec<u8>>()).unwrap();
     let map = crate::map::Map::open(&source).unwrap();
     let scale_bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-    let tensor = Tensor::new(Encoding::RowScaledI8, (n_rows, n_cols), (&map, 0..codes.len()));
+    let tensor = Tensor::new("w", Encoding::RowScaledI8, (n_rows, n_cols), (&map, 0..codes.len()));
     let tensor = tensor.with_scales(&scale_bytes);
     for order in [RowOrder::Plain, RowOrder::Picked(&[0, 2, 3])] {
         let n_taken = if order == RowOrder::Plain { n_rows } else { 3 };

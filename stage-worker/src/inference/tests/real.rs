@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use sha2::{Digest, Sha256};
 use stagebus_engine::{EngineKind, EngineOptions, Profile, StageRequest, open_backend};
-use stagebus_shards::{ShardRequest, ShardSet, WeightMode, shard};
+use stagebus_shards::{ShardRequest, ShardSet, shard};
 
 use super::*;
 
@@ -176,17 +176,8 @@ impl Driver {
 
 fn shards(folder: &std::path::Path) -> ShardSet {
     let runtime_dir = stagebus_settings::runtime_dir().expect("run cargo xtask setup");
-    let request = ShardRequest {
-        source: runtime_dir.join("models").join("SmolLM2-135M-Instruct.Q4_1.gguf"),
-        out_dir: folder.join("shards"),
-        n_stages: 1,
-        split: None,
-        weights: WeightMode::Exact,
-        model_name: None,
-        tokenizer_from: None,
-        head_tokens: None,
-        force: false,
-    };
+    let source = runtime_dir.join("models").join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    let request = ShardRequest::new(source, folder.join("shards"), 1);
     shard(&request, &mut |_progress| {}).expect("a shard set");
     ShardSet::open(&request.out_dir).expect("a shard set")
 }

@@ -10,7 +10,9 @@ use std::io;
 
 use super::stage::StageBuilder;
 use super::tensors::Projection;
+use crate::floats::FloatCoding;
 use crate::ir::graph::Value;
+use crate::weights::coded::{Code, store_coded};
 use crate::weights::layout::layout;
 use crate::weights::rows::Rows;
 use crate::weights::store::{self, Stored};
@@ -38,7 +40,9 @@ impl StageBuilder<'_> {
         projections: &[Projection<'_>],
     ) -> io::Result<Vec<Value>> {
         let mut values = Vec::with_capacity(projections.len());
-        for stack in projections.chunk_by(|a, b| a.weight.encoding == b.weight.encoding) {
+        let key = |p: &Projection<'_>| (p.weight.encoding, self.coding(p));
+        let stacks: Vec<_> = projections.chunk_by(|a, b| key(a) == key(b)).collect();
+        for stack in stacks {
             let mut value = self.product(input, stack, None)?;
             value = self.with_bias(value, stack)?;
             if stack.len() == 1 {
@@ -97,20 +101,37 @@ impl StageBuilder<'_> {
         })
     }
 
-    /// Writes stacked matrices into the weight file.
+    /// Writes stacked matrices, of one encoding and coding, into the weight file.
     pub(crate) fn store(&mut self, stack: &[Projection<'_>]) -> io::Result<Stored> {
         let tensors: Vec<_> = stack.iter().map(|p| (p.weight, p.order, p.n_rows)).collect();
         let rows = Rows::stack(&tensors);
-        let Some(layout) = layout(rows.encoding(), self.weights) else {
-            let message = "tensor types are checked when tensors are found";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+        let mut coded = Vec::new();
+        let stored = match self.coding(&stack[0]) {
+            FloatCoding::Keep => {
+                let Some(layout) = layout(rows.encoding(), self.weights) else {
+                    let message = "tensor types are checked when tensors are found";
+                    return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+                };
+                store::store(&mut self.graph, &rows, layout)?
+            }
+            coding => {
+                let code = Code { coding, search_scales: self.floats.search_scales };
+                let (stored, report) = store_coded(&mut self.graph, &rows, code)?;
+                coded = report;
+                stored
+            }
         };
-        let stored = store::store(&mut self.graph, &rows, layout)?;
         rows.release();
-        for projection in stack {
-            (self.on_converted)(projection.n_bytes() as u64);
+        for (idx, projection) in stack.iter().enumerate() {
+            let coded = coded.get(idx..=idx).unwrap_or_default();
+            (self.on_converted)(projection.n_bytes() as u64, coded);
         }
         Ok(stored)
+    }
+
+    /// What becomes of a matrix if it is stored in floats.
+    fn coding(&self, projection: &Projection<'_>) -> FloatCoding {
+        self.tensors.coding(projection, self.floats)
     }
 
     /// Sums of groups of neighbouring columns, `[.., n_cols / group_len]`.

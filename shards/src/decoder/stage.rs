@@ -3,9 +3,10 @@
 use std::io;
 use std::ops::Range;
 
-use super::config::LlamaConfig;
+use super::config::DecoderConfig;
 use super::linear::Input;
-use super::tensors::{LlamaTensors, Projection};
+use super::tensors::{DecoderTensors, Projection};
+use crate::floats::{CodedTensor, FloatPlan};
 use crate::ir::bin::BinWriter;
 use crate::ir::element::ElementType;
 use crate::ir::graph::{Graph, Value};
@@ -16,21 +17,26 @@ use crate::weights::store::Stored;
 /// A stage graph under construction.
 pub(crate) struct StageBuilder<'a> {
     pub(crate) source: &'a Source,
-    pub(crate) config: &'a LlamaConfig,
-    pub(crate) tensors: &'a LlamaTensors<'a>,
+    pub(crate) config: &'a DecoderConfig,
+    pub(crate) tensors: &'a DecoderTensors<'a>,
     pub(crate) weights: WeightMode,
+    pub(crate) floats: &'a FloatPlan,
     pub(crate) graph: Graph,
-    /// Told the source bytes of every tensor that has been written.
-    pub(crate) on_converted: &'a mut dyn FnMut(u64),
+    pub(crate) on_converted: &'a mut OnConverted<'a>,
 }
+
+/// Told the source bytes of every tensor that has been written, and what became of it if it was
+/// coded anew.
+pub(crate) type OnConverted<'a> = dyn FnMut(u64, &[CodedTensor]) + 'a;
 
 /// What all stages of a model are built from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model<'a> {
     pub(crate) source: &'a Source,
-    pub(crate) config: &'a LlamaConfig,
-    pub(crate) tensors: &'a LlamaTensors<'a>,
+    pub(crate) config: &'a DecoderConfig,
+    pub(crate) tensors: &'a DecoderTensors<'a>,
     pub(crate) weights: WeightMode,
+    pub(crate) floats: &'a FloatPlan,
 }
 
 /// Writes the weights of one stage and builds its graph.
@@ -43,15 +49,15 @@ pub(crate) struct Model<'a> {
 ///
 /// # Errors
 /// The weight file cannot be written.
-pub(crate) fn build_stage(
-    model: Model<'_>,
+pub(crate) fn build_stage<'a>(
+    model: Model<'a>,
     layers: Range<usize>,
     bin: BinWriter,
-    on_converted: &mut dyn FnMut(u64),
+    on_converted: &'a mut OnConverted<'a>,
 ) -> io::Result<Graph> {
-    let Model { source, config, tensors, weights } = model;
+    let Model { source, config, tensors, weights, floats } = model;
     let graph = Graph::new(bin);
-    let mut stage = StageBuilder { source, config, tensors, weights, graph, on_converted };
+    let mut stage = StageBuilder { source, config, tensors, weights, floats, graph, on_converted };
     let is_first = layers.start == 0;
     let is_last = layers.end == config.dims.n_layers;
     let hidden_dim = config.dims.hidden_dim;
@@ -63,13 +69,17 @@ pub(crate) fn build_stage(
         let dims = [None, None, Some(hidden_dim as u64)];
         stage.graph.parameter("inputs_embeds", ElementType::F32, &dims)
     };
-    let context = stage.attention_context(input)?;
+    let context = stage.attention_context(input, layers.clone())?;
     let mut hidden = input;
     if is_first {
         stage.graph.scope("embedding");
         let stored = stage.store(&[Projection::plain(tensors.embedding)])?;
         table = Some(stored);
         hidden = stage.embed(input, stored)?;
+        if config.family.scaled_embedding {
+            let scale = stage.graph.f32s(&[], &[(hidden_dim as f64).sqrt() as f32])?;
+            hidden = stage.graph.multiply(hidden, scale);
+        }
     }
     for layer in layers {
         hidden = stage.layer(layer, &context, hidden)?;
@@ -132,6 +142,16 @@ impl StageBuilder<'_> {
             }
             _ => self.project(&mut normed, &[head])?[0],
         };
+        let logits = self.capped(logits)?;
         self.graph.reshape(logits, &[-1, head.n_rows as i64])
+    }
+
+    /// Keeps logits below the model's cap, if it has one.
+    fn capped(&mut self, logits: Value) -> io::Result<Value> {
+        let Some(cap) = self.config.logit_cap else { return Ok(logits) };
+        let cap = self.graph.f32s(&[], &[cap])?;
+        let share = self.graph.divide(logits, cap);
+        let share = self.graph.tanh(share);
+        Ok(self.graph.multiply(share, cap))
     }
 }
