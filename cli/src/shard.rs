@@ -21,7 +21,7 @@ use crate::weights;
   stagebus shard SmolLM2-135M-Instruct.Q4_1.gguf --stages 2 --out shards/smollm2
   stagebus shard models/draft --stages 1 --tokenizer-from shards/smollm2 --out shards/draft
   stagebus shard llama-8b.gguf --stages 3 --split 12,12,8 --out shards/llama-8b --force
-  stagebus shard models/qwen3-8b --stages 2 --tensor '*.down_proj.*=int8' --out shards/qwen3-8b
+  stagebus shard models/qwen3-8b --stages 2 --tensor \"*.down_proj.*=int8\" --out shards/qwen3-8b
 
 The folder appears when everything in it is complete; after a failure there is none.")]
 pub struct ShardArgs {
