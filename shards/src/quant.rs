@@ -18,6 +18,8 @@ const SUPER: usize = 256;
 pub(crate) enum BlockFormat {
     Q4_0,
     Q4_1,
+    Q5_0,
+    Q5_1,
     Q8_0,
     Q4K,
     Q5K,
@@ -29,6 +31,8 @@ impl BlockFormat {
         match ggml_type {
             GgmlType::Q4_0 => Some(Self::Q4_0),
             GgmlType::Q4_1 => Some(Self::Q4_1),
+            GgmlType::Q5_0 => Some(Self::Q5_0),
+            GgmlType::Q5_1 => Some(Self::Q5_1),
             GgmlType::Q8_0 => Some(Self::Q8_0),
             GgmlType::Q4_K => Some(Self::Q4K),
             GgmlType::Q5_K => Some(Self::Q5K),
@@ -41,7 +45,13 @@ impl BlockFormat {
     pub(crate) fn group_len(self) -> usize {
         match self {
             Self::Q6K => 16,
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Q4K | Self::Q5K => 32,
+            Self::Q4_0
+            | Self::Q4_1
+            | Self::Q5_0
+            | Self::Q5_1
+            | Self::Q8_0
+            | Self::Q4K
+            | Self::Q5K => 32,
         }
     }
 
@@ -49,7 +59,7 @@ impl BlockFormat {
     pub(crate) fn code_bits(self) -> u32 {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q4K => 4,
-            Self::Q5K => 5,
+            Self::Q5_0 | Self::Q5_1 | Self::Q5K => 5,
             Self::Q6K => 6,
             Self::Q8_0 => 8,
         }
@@ -57,18 +67,20 @@ impl BlockFormat {
 
     /// Whether groups have an offset; then codes count from 0, else they are signed.
     pub(crate) fn has_offset(self) -> bool {
-        matches!(self, Self::Q4_1 | Self::Q4K | Self::Q5K)
+        matches!(self, Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K)
     }
 
     /// Whether every scale is an f16.
     pub(crate) fn scales_are_f16(self) -> bool {
-        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
+        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0)
     }
 
     fn block_bytes(self) -> usize {
         match self {
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
             Self::Q8_0 => 34,
             Self::Q4K => 144,
             Self::Q5K => 176,
@@ -78,7 +90,7 @@ impl BlockFormat {
 
     fn block_len(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
             Self::Q4K | Self::Q5K | Self::Q6K => SUPER,
         }
     }
@@ -92,6 +104,8 @@ impl BlockFormat {
             match self {
                 Self::Q4_0 => nibbles(&block[2..], codes, 8),
                 Self::Q4_1 => nibbles(&block[4..], codes, 0),
+                Self::Q5_0 => codes_q5(&block[2..], codes, 16),
+                Self::Q5_1 => codes_q5(&block[4..], codes, 0),
                 Self::Q8_0 => {
                     for (code, byte) in codes.iter_mut().zip(&block[2..]) {
                         *code = *byte as i8;
@@ -118,11 +132,11 @@ impl BlockFormat {
         let groups = scales.chunks_exact_mut(n_groups).zip(offsets.chunks_exact_mut(n_groups));
         for (block, (scales, offsets)) in row.chunks_exact(self.block_bytes()).zip(groups) {
             match self {
-                Self::Q4_0 | Self::Q8_0 => {
+                Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => {
                     scales[0] = f16_at(block, 0);
                     offsets[0] = 0.0;
                 }
-                Self::Q4_1 => {
+                Self::Q4_1 | Self::Q5_1 => {
                     scales[0] = f16_at(block, 0);
                     offsets[0] = f16_at(block, 2);
                 }
@@ -182,6 +196,15 @@ fn sub_scale_and_min(packed: &[u8], group: usize) -> (u8, u8) {
         let scale = (packed[group + 4] & 0x0f) | ((packed[group - 4] >> 6) << 4);
         let min = (packed[group + 4] >> 4) | ((packed[group] >> 6) << 4);
         (scale, min)
+    }
+}
+
+/// Nibbles after one more bit of each code, the first code's lowest.
+fn codes_q5(bits: &[u8], codes: &mut [i8], shift: i8) {
+    let (high_bits, low_bits) = bits.split_at(4);
+    nibbles(low_bits, codes, shift);
+    for (index, code) in codes.iter_mut().enumerate() {
+        *code += (((high_bits[index / 8] >> (index % 8)) & 1) << 4) as i8;
     }
 }
 

@@ -168,7 +168,7 @@ pub enum ShardError {
     /// A matrix is stored in a type that is not mapped.
     #[error(
         "tensor {tensor} is stored as {found}, supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, \
-         Q4_K, Q5_K, Q6_K"
+         Q5_0, Q5_1, Q4_K, Q5_K, Q6_K"
     )]
     TensorType {
         /// Its name.

@@ -40,6 +40,14 @@ fn reference(format: BlockFormat, block: &[u8], i: usize) -> f32 {
     match format {
         BlockFormat::Q4_0 => half_at(block, 0) * (nibble(&block[2..], i) - 8.0),
         BlockFormat::Q4_1 => half_at(block, 0) * nibble(&block[4..], i) + half_at(block, 2),
+        BlockFormat::Q5_0 => {
+            let high = bits(&block[2..6], i, 1) as f32;
+            half_at(block, 0) * (nibble(&block[6..], i) + 16.0 * high - 16.0)
+        }
+        BlockFormat::Q5_1 => {
+            let high = bits(&block[4..8], i, 1) as f32;
+            half_at(block, 0) * (nibble(&block[8..], i) + 16.0 * high) + half_at(block, 2)
+        }
         BlockFormat::Q8_0 => half_at(block, 0) * f32::from(i8::from_ne_bytes([block[2 + i]])),
         BlockFormat::Q4K => {
             let (scale, min) = k_scale_min(&block[4..16], i / 32);
@@ -67,9 +75,11 @@ fn reference(format: BlockFormat, block: &[u8], i: usize) -> f32 {
     }
 }
 
-const ALL: [BlockFormat; 6] = [
+const ALL: [BlockFormat; 8] = [
     BlockFormat::Q4_0,
     BlockFormat::Q4_1,
+    BlockFormat::Q5_0,
+    BlockFormat::Q5_1,
     BlockFormat::Q8_0,
     BlockFormat::Q4K,
     BlockFormat::Q5K,
@@ -79,8 +89,8 @@ const ALL: [BlockFormat; 6] = [
 /// Where a block keeps its f16 fields, which have to be finite.
 fn f16_fields(format: BlockFormat) -> &'static [usize] {
     match format {
-        BlockFormat::Q4_0 | BlockFormat::Q8_0 => &[0],
-        BlockFormat::Q4_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
+        BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => &[0],
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
         BlockFormat::Q6K => &[208],
     }
 }

@@ -147,6 +147,8 @@ fn every_type_makes_a_graph_in_every_mode() {
         GgmlType::Q8_0,
         GgmlType::Q4_0,
         GgmlType::Q4_1,
+        GgmlType::Q5_0,
+        GgmlType::Q5_1,
         GgmlType::Q4_K,
         GgmlType::Q5_K,
         GgmlType::Q6_K,

@@ -287,6 +287,8 @@ fn write_data(tensor: &Tensor, random: &mut Random, out: &mut impl Write) -> io:
             GgmlType::Q8_0 => (Some((0, 0.05 / 127.0)), None),
             GgmlType::Q4_0 => (Some((0, 0.05 / 8.0)), None),
             GgmlType::Q4_1 => (Some((0, 0.05 / 8.0)), Some((2, -0.05))),
+            GgmlType::Q5_0 => (Some((0, 0.05 / 16.0)), None),
+            GgmlType::Q5_1 => (Some((0, 0.05 / 16.0)), Some((2, -0.05))),
             GgmlType::Q4_K => (Some((0, 0.05 / 8.0 / 63.0)), Some((2, 0.05 / 63.0))),
             GgmlType::Q5_K => (Some((0, 0.05 / 16.0 / 63.0)), Some((2, 0.05 / 63.0))),
             GgmlType::Q6_K => (Some((208, 0.05 / 32.0 / 127.0)), None),

@@ -99,13 +99,15 @@ fn decode(ggml_type: GgmlType, row: &[u8], values: &mut [f32]) {
     }
 }
 
-const TYPES: [GgmlType; 9] = [
+const TYPES: [GgmlType; 11] = [
     GgmlType::F32,
     GgmlType::F16,
     GgmlType::BF16,
     GgmlType::Q8_0,
     GgmlType::Q4_0,
     GgmlType::Q4_1,
+    GgmlType::Q5_0,
+    GgmlType::Q5_1,
     GgmlType::Q4_K,
     GgmlType::Q5_K,
     GgmlType::Q6_K,
@@ -118,7 +120,7 @@ fn rows(ggml_type: GgmlType, n_rows: usize, small: bool) -> impl Strategy<Value 
     let n_bytes = 256 / ggml_type.block_len() as usize * block_bytes * n_rows;
     let floats: &[usize] = match ggml_type {
         GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => &[],
-        GgmlType::Q4_1 | GgmlType::Q4_K | GgmlType::Q5_K => &[0, 2],
+        GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4_K | GgmlType::Q5_K => &[0, 2],
         GgmlType::Q6_K => &[208],
         _ => &[0],
     };
