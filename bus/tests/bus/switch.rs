@@ -17,6 +17,16 @@ async fn join(broker: &Broker, switch: &Switch) -> Bus {
     Bus::connect(options).await.expect("the broker is up")
 }
 
+/// Waits until the broker knows all subscriptions of `listener`. It reads one connection in order, so
+/// it knows them once it passes the connection's word on, and passes it on once it knows who hears it.
+async fn settle(hearer: &Bus, listener: &Bus) {
+    let mut words = hearer.subscribe("settled").await.expect("subscribes");
+    for bus in [hearer, listener] {
+        bus.publish_bytes("settled", None, Bytes::new()).await.expect("publishes");
+        words.next().await.expect("the word");
+    }
+}
+
 fn control() -> Control {
     Control { version: MessageVersion::CURRENT, action: ControlAction::Stats }
 }
@@ -77,6 +87,7 @@ async fn a_trace_travels_beside_the_message_through_the_broker_and_past_it() {
     let stranger = connect(&broker).await;
     let mut questions = there.subscribe_address("ctl").await.expect("subscribes");
     let mut prompts = stranger.subscribe("prompt").await.expect("subscribes");
+    settle(&stranger, &there).await;
     let trace = TraceContext { trace_id: 7, span_id: 9, is_sampled: true };
     for (asker, trace) in [(&here, Some(trace)), (&stranger, Some(trace)), (&stranger, None)] {
         let server = async {
