@@ -1,8 +1,8 @@
 //! `[log]`: what goes to standard error, and in which form.
 //!
-//! Standard output is left to results. Prompts and generated text are never logged, at any level;
-//! the client library of the broker would print message contents at its finest level, so it stays
-//! at `warn` unless a filter names it, and above that level in any case.
+//! Standard output is left to results. Prompts and generated text are never logged, at any level. At
+//! their finest level libraries print what passes through them: the broker's client whole messages,
+//! the tokenizer every character. That level is open to our own crates only.
 
 use std::io::IsTerminal;
 
@@ -13,8 +13,12 @@ use tracing_subscriber::filter::{ParseError, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-/// Filters that hold unless the configured level names the same target.
-const QUIET: &str = "async_nats=warn,opentelemetry=warn,ureq=warn";
+/// Filters that hold unless the configured level names the same target. The exporter of spans says
+/// what the SDK says once more, and neither says why; our client does.
+const QUIET: &str = "async_nats=warn,opentelemetry=warn,opentelemetry-otlp=off,ureq=warn";
+
+/// How the names of our crates begin, in the targets of their log lines.
+const OURS: &str = "stagebus";
 
 /// The table `[log]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,10 +83,10 @@ pub fn init(settings: &LogSettings) -> Result<(), LogError> {
     Ok(())
 }
 
-/// Whether a place in the code may log, whatever level is asked for: the broker's client writes
-/// whole messages at its finest level, and with them what people ask and are told.
+/// Whether a place in the code may log, whatever level is asked for: at their finest level libraries
+/// write what people ask and are told.
 fn is_free_of_text(place: &Metadata<'_>) -> bool {
-    *place.level() < Level::TRACE || !place.target().starts_with("async_nats")
+    *place.level() < Level::TRACE || place.target().starts_with(OURS)
 }
 
 fn filter(level: &str) -> Result<EnvFilter, LogError> {
