@@ -73,10 +73,14 @@ impl RequestTrace {
 
     /// The request is over, with what it used if it was done.
     pub(crate) fn end(mut self: Box<Self>, outcome: Outcome, usage: Option<&Usage>, now: Instant) {
+        let failed = !matches!(outcome, Outcome::Done(_));
+        if let Some(session) = self.session.as_mut().filter(|_| failed) {
+            session.fail(outcome.as_str());
+        }
         self.leave(now);
         let mut request = self.request;
         request.set("stagebus.outcome", outcome.as_str());
-        if !matches!(outcome, Outcome::Done(_)) {
+        if failed {
             request.fail(outcome.as_str());
         }
         if let Some(usage) = usage {

@@ -97,6 +97,12 @@ pub fn program_folders() -> Vec<PathBuf> {
     folders("PATH")
 }
 
+/// [`OTLP_ENDPOINT`] as it stands there, whether it is an address for us or for other programs.
+#[must_use]
+pub fn otlp_endpoint() -> Option<OsString> {
+    read(OTLP_ENDPOINT)
+}
+
 /// The folders of the loader's search path, as far as the environment names them.
 #[must_use]
 pub fn library_folders() -> Vec<PathBuf> {

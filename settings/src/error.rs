@@ -89,7 +89,7 @@ pub enum RuntimeError {
     /// Nothing at any of the usual places.
     #[error(
         "{what} not found; run `cargo xtask setup`, or set {variable}; looked at: {}",
-        join(looked_at)
+        if looked_at.is_empty() { "nothing, as no folder for it is known".to_owned() } else { join(looked_at) }
     )]
     NotFound {
         /// What was wanted.

@@ -17,7 +17,7 @@ use crate::error::SettingsError;
 use crate::logging::LogSettings;
 use crate::metrics::MetricsSettings;
 use crate::secret::REDACTED;
-use crate::telemetry::TelemetrySettings;
+use crate::telemetry::{Collector, TelemetrySettings};
 
 /// Tables that a configuration file may have. A process reads `broker`, `log`, `metrics`, `telemetry`
 /// and its own.
@@ -210,6 +210,11 @@ fn variable_entries(variables: Vec<(String, String)>) -> Result<Vec<Entry>, Sett
         let key = if name == environment::LOG {
             "log.level".to_owned()
         } else if name == environment::OTLP_ENDPOINT {
+            // It is there for every program of the machine, and those that speak gRPC take other
+            // forms of it.
+            if Collector::try_from(text.clone()).is_err() {
+                continue;
+            }
             "telemetry.otlp_endpoint".to_owned()
         } else if environment::RESERVED.contains(&name.as_str()) {
             continue;

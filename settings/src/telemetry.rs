@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use http::Uri;
 use serde::{Deserialize, Serialize};
 
 /// The path of traces below a collector's address.
@@ -59,15 +60,34 @@ impl TryFrom<String> for Collector {
     type Error = TelemetrySettingError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
-        let host = rest.and_then(|rest| rest.split('/').next());
-        let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '@');
-        if host.is_some_and(|host| !host.is_empty()) && text.chars().all(is_plain) {
-            Ok(Self(text))
-        } else {
-            Err(TelemetrySettingError::Collector { found: text })
+        match is_address(&text) {
+            true => Ok(Self(text)),
+            false => Err(TelemetrySettingError::Collector { found: text }),
         }
     }
+}
+
+/// Whether spans can be sent there: HTTP, a host, a port that is one if any, and no more than a path.
+fn is_address(text: &str) -> bool {
+    // A URI keeps no fragment, so it would not be seen below.
+    let uri: Uri = match text.parse() {
+        Ok(uri) if !text.contains('#') => uri,
+        _ => return false,
+    };
+    let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
+    let is_reached = uri.authority().is_some_and(|authority| {
+        let host = authority.host();
+        // User and password would stand before the host.
+        let after = authority.as_str().strip_prefix(host);
+        !host.is_empty() && after.is_some_and(|after| after.is_empty() || is_port(after))
+    });
+    is_http && is_reached && uri.query().is_none()
+}
+
+/// Whether a text such as `:4318` names a port.
+fn is_port(text: &str) -> bool {
+    let port = text.strip_prefix(':').and_then(|port| port.parse::<u16>().ok());
+    port.is_some_and(|port| port != 0)
 }
 
 impl From<Collector> for String {
@@ -126,6 +146,7 @@ mod tests {
             ("http://127.0.0.1:4318/", "http://127.0.0.1:4318/v1/traces"),
             ("https://c.example/otlp", "https://c.example/otlp/v1/traces"),
             ("http://c/v1/traces", "http://c/v1/traces"),
+            ("http://[::1]:4318", "http://[::1]:4318/v1/traces"),
         ] {
             let collector = Collector::try_from(address.to_owned()).expect("an address");
             assert_eq!(collector.traces_url(), expected);
@@ -134,8 +155,25 @@ mod tests {
 
     #[test]
     fn values_that_cannot_work_are_told() {
-        for wrong in ["", "127.0.0.1:4318", "http://", "grpc://c:4317", "http://a b", "http://u@c"]
-        {
+        for wrong in [
+            "",
+            "127.0.0.1:4318",
+            "localhost:4317",
+            "/v1/traces",
+            "http://",
+            "http://:4318",
+            "http://c:",
+            "http://c:0",
+            "http://c:99999",
+            "http://c:abc",
+            "http://[::1",
+            "http://c/?a=b",
+            "http://c/#a",
+            "grpc://c:4317",
+            "http://a b",
+            "http://u@c",
+            "http://u:p@c:4318",
+        ] {
             let refused = Collector::try_from(wrong.to_owned());
             assert!(matches!(refused, Err(TelemetrySettingError::Collector { .. })), "{wrong}");
         }

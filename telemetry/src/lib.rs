@@ -15,7 +15,7 @@ mod traces;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use stagebus_settings::{MetricsSettings, TelemetrySettings};
+use stagebus_settings::{MetricsSettings, TelemetrySettings, environment};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -86,7 +86,17 @@ impl Telemetry {
         };
         let exporter = match &traces.otlp_endpoint {
             Some(collector) => Some(Exporter::start(collector, traces.sample_ratio, service)?),
-            None => None,
+            None => {
+                if let Some(value) = environment::otlp_endpoint() {
+                    let variable = environment::OTLP_ENDPOINT;
+                    tracing::warn!(
+                        variable,
+                        ?value,
+                        "no address of OTLP over HTTP, no spans are sent"
+                    );
+                }
+                None
+            }
         };
         if let Some(exporter) = &exporter {
             tracing::info!(url = exporter.url(), "spans are sent to a collector");

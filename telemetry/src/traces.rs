@@ -8,6 +8,7 @@
 //! the queue full is dropped and counted by the SDK, which tells it in the log. Without a collector
 //! there is no thread, and a [`Tracer`] is an empty option.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
@@ -234,7 +235,11 @@ impl Exporter {
 
 /// The HTTP client of the SDK's thread, which may block.
 #[derive(Debug)]
-struct Client(ureq::Agent);
+struct Client {
+    agent: ureq::Agent,
+    /// Whether the last batch was not taken: why is told once, until one is.
+    is_failing: AtomicBool,
+}
 
 impl Client {
     fn new() -> Self {
@@ -243,17 +248,34 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .proxy(None);
-        Self(config.build().into())
+        Self { agent: config.build().into(), is_failing: AtomicBool::new(false) }
+    }
+
+    fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, ureq::Error> {
+        let (head, body) = request.into_parts();
+        let answer = self.agent.run(Request::from_parts(head, &body[..]))?;
+        let (head, mut body) = answer.into_parts();
+        let body = body.with_config().limit(MAX_ANSWER_BYTES).read_to_vec()?;
+        Ok(Response::from_parts(head, body.into()))
     }
 }
 
 #[async_trait]
 impl HttpClient for Client {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let (head, body) = request.into_parts();
-        let answer = self.0.run(Request::from_parts(head, &body[..]))?;
-        let (head, mut body) = answer.into_parts();
-        let body = body.with_config().limit(MAX_ANSWER_BYTES).read_to_vec()?;
-        Ok(Response::from_parts(head, body.into()))
+        let url = request.uri().clone();
+        let answer = self.send(request);
+        let failed = match &answer {
+            Ok(answer) if answer.status().is_success() => None,
+            Ok(answer) => Some(format!("the collector answered {}", answer.status())),
+            Err(error) => Some(error.to_string()),
+        };
+        let was_failing = self.is_failing.swap(failed.is_some(), Ordering::Relaxed);
+        match failed {
+            Some(why) if !was_failing => tracing::warn!(%url, %why, "spans are lost"),
+            None if was_failing => tracing::info!(%url, "spans are taken again"),
+            _ => {}
+        }
+        Ok(answer?)
     }
 }

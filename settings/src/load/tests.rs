@@ -228,8 +228,10 @@ fn the_variable_of_opentelemetry_names_the_collector_unless_ours_does() {
     assert_eq!(read(&[theirs]).as_deref(), Some("http://theirs:4318"));
     let ours = ("STAGEBUS_TELEMETRY__OTLP_ENDPOINT", "http://ours:4318");
     assert_eq!(read(&[theirs, ours]).as_deref(), Some("http://ours:4318"));
-    let wrong = [("OTEL_EXPORTER_OTLP_ENDPOINT", "ours:4317")];
-    let text = refused("", &wrong, &[], "telemetry.otlp_endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT");
+    let for_others = ("OTEL_EXPORTER_OTLP_ENDPOINT", "theirs:4317");
+    assert_eq!(read(&[for_others]).as_deref(), Some("http://file:4318"), "it is not for us");
+    let wrong = [("STAGEBUS_TELEMETRY__OTLP_ENDPOINT", "ours:4317")];
+    let text = refused("", &wrong, &[], "telemetry.otlp_endpoint", wrong[0].0);
     assert!(text.contains("http://127.0.0.1:4318"), "{text}");
     refused("[telemetry]\nsample_ratio = 2", &[], &[], "telemetry.sample_ratio", ".toml");
 }
