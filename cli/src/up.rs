@@ -36,10 +36,11 @@ const CLIENT_CONFIG: &str = "stagebus.toml";
 
 Starts a broker on the loopback interface (elsewhere with keys only), one or more workers per stage
 and a coordinator, with --gateway also an OpenAI-compatible HTTP API with a web page, and shows
-their log. Ctrl-C ends them in order: gateway, coordinator, workers, broker.")]
+their log. Ctrl-C ends them in order: gateway, coordinator, workers, broker. A part that ends by
+itself ends them all: to go on without it, start each with a command of its own.")]
 pub struct UpArgs {
-    /// The model: a GGUF file, sharded into a cache folder unless it is there already
-    #[arg(long, value_name = "GGUF", conflicts_with = "shards")]
+    /// The model: a GGUF file or a folder, sharded into a cache folder unless it is there already
+    #[arg(long, value_name = "MODEL", conflicts_with = "shards")]
     model: Option<PathBuf>,
 
     /// Number of stages of a model file [default: 2]
@@ -242,15 +243,20 @@ fn client_config(keys: Option<&Path>, model: &ModelName) -> anyhow::Result<Optio
 fn describe(ready: &Ready) -> String {
     let Ready { broker, client_config, model, stages, subjects, members, startup_ms, .. } = ready;
     let default = format!("nats://127.0.0.1:{DEFAULT_BROKER_PORT}");
-    let mut option = if *broker == default { String::new() } else { format!("--broker {broker} ") };
+    let mut option = if *broker == default { String::new() } else { format!(" --broker {broker}") };
     if let Some(config) = client_config {
-        option.push_str(&format!("--config {} ", config.display()));
+        option.push_str(&format!(" --config {}", config.display()));
     }
     let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
     let http = ready.gateway.as_deref().map(describe_gateway).unwrap_or_default();
     let scraped = members.iter().filter_map(|member| member.metrics);
     let metrics: String =
         scraped.map(|address| format!("  metrics  http://{address}/metrics\n")).collect();
+    // A broker with keys wants more than an address.
+    let nats = match client_config {
+        None => describe_nats(broker, &subjects.prompt),
+        Some(_) => String::new(),
+    };
     format!(
         "
 {model} is up: {stages} stages, ready after {:.1} s
@@ -262,13 +268,11 @@ fn describe(ready: &Ready) -> String {
   fleet    {}
 {http}{metrics}
 ask it:
-  stagebus ask {option}\"What is the capital of Japan?\"
+  stagebus ask{option} \"What is the capital of Japan?\"
 let it work, and come back for the answer:
-  stagebus submit {option}\"Write a story about a lighthouse.\"
-with any NATS client:
-  nats -s {broker} req {} '{{\"prompt\":\"The capital of Japan is\",\"max_tokens\":8}}' --replies=0 --timeout=5s --raw
-see who is there:
-  stagebus status {option}
+  stagebus submit{option} \"Write a story about a lighthouse.\"
+{nats}see who is there:
+  stagebus status{option}
 Ctrl-C ends it.
 
 ",
@@ -278,7 +282,15 @@ Ctrl-C ends it.
         subjects.job,
         subjects.cancel,
         subjects.fleet,
-        subjects.prompt,
+    )
+}
+
+/// A request with the command line of NATS.
+fn describe_nats(broker: &str, prompt: &str) -> String {
+    format!(
+        "with any NATS client:
+  nats -s {broker} req {prompt} '{{\"prompt\":\"The capital of Japan is\",\"max_tokens\":8}}' --replies=0 --timeout=5s --raw
+"
     )
 }
 

@@ -18,7 +18,8 @@ pub(crate) struct OutputDir {
 }
 
 impl OutputDir {
-    /// Checks that `target` may be written and makes a temporary folder beside it.
+    /// Checks that `target` may be written and makes a temporary folder beside it, in a parent that is
+    /// made unless it is there.
     ///
     /// # Errors
     /// [`ShardError::OutExists`], [`ShardError::OutNotShardSet`] or [`ShardError::Io`].
@@ -26,6 +27,7 @@ impl OutputDir {
         check_target(target, force)?;
         let target = std::path::absolute(target).map_err(|source| io_error(target, source))?;
         let parent = target.parent().unwrap_or(&target).to_owned();
+        fs::create_dir_all(&parent).map_err(|source| io_error(&parent, source))?;
         let temporary = tempfile::Builder::new()
             .prefix(".stagebus-shard-")
             .tempdir_in(&parent)

@@ -137,11 +137,17 @@ fn a_late_failure_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_missing_parent_is_named() {
+fn a_missing_parent_is_made_and_a_file_in_its_place_is_named() {
     let workshop = Workshop::new(&Synthetic::default());
     let mut request = workshop.request(1);
-    request.out_dir = workshop.dir.path().join("no").join("such").join("set");
+    let parent = workshop.dir.path().join("sets");
+    std::fs::write(&parent, "no folder").unwrap();
+    request.out_dir = parent.join("of-mine").join("set");
     let refused = shard(&request, &mut |_| {});
-    assert!(matches!(refused, Err(ShardError::Io { .. })));
-    assert_eq!(workshop.entries(), ["made-up.gguf"]);
+    let named = parent.join("of-mine");
+    assert!(matches!(refused, Err(ShardError::Io { path, .. }) if path == named));
+    assert_eq!(workshop.entries(), ["made-up.gguf", "sets"]);
+    std::fs::remove_file(&parent).unwrap();
+    shard(&request, &mut |_| {}).unwrap();
+    assert_eq!(names(&named), ["set"]);
 }
