@@ -122,6 +122,16 @@ impl FleetRun {
         Ok(answer)
     }
 
+    /// Memory that each worker has for itself alone, files left out, in bytes (Linux only).
+    ///
+    /// # Errors
+    /// A worker that is gone, a platform that does not tell.
+    pub fn worker_bytes(&self) -> anyhow::Result<Vec<u64>> {
+        let members = self.fleet.members();
+        let workers = members.iter().filter(|member| member.stage.is_some());
+        Ok(workers.map(|member| stagebus_fleet::own_bytes(member.pid)).collect::<Result<_, _>>()?)
+    }
+
     /// Ends the fleet in order.
     ///
     /// # Errors

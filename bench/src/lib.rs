@@ -38,7 +38,9 @@ pub mod measured_model;
 pub mod node_fleet;
 pub mod parity;
 pub mod prefill;
+pub mod prepare;
 pub mod prompts;
+pub mod random_folder;
 pub mod random_gguf;
 pub mod rewind_once;
 pub mod shard_once;
@@ -101,6 +103,7 @@ const SCENARIOS: &[Listed] = &[
     Listed { name: "faults", claims: faults::CLAIMS, quick: &["--quick"] },
     Listed { name: "hop", claims: hop::CLAIMS, quick: &["--rounds", "1", "--messages", "50"] },
     Listed { name: "gateway", claims: gateway::CLAIMS, quick: &["--quick"] },
+    Listed { name: "prepare", claims: prepare::CLAIMS, quick: &["--gib", "4"] },
     Listed { name: "link", claims: link::accuracy::CLAIMS, quick: &["--pings", "20"] },
 ];
 
@@ -128,6 +131,8 @@ enum Scenario {
     Hop(hop::HopArgs),
     /// What the HTTP gateway adds to a request and to a token, and what open streams cost it
     Gateway(gateway::GatewayArgs),
+    /// Models of 70B shape cut into stages, and a model on nodes too small for it
+    Prepare(prepare::PrepareArgs),
     /// The link emulator: delays and rates asked for against measured
     Link(link::accuracy::LinkArgs),
     /// Number formats of the hidden states on the wire: bytes, time, and what they change
@@ -165,6 +170,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Long(args)) => long::run(args, quiet).await,
             Some(Scenario::Hop(args)) => hop::run(args, quiet).await,
             Some(Scenario::Gateway(args)) => gateway::run(args, quiet).await,
+            Some(Scenario::Prepare(args)) => prepare::run(args, quiet).await,
             Some(Scenario::Link(args)) => link::accuracy::run(&args, quiet),
             Some(Scenario::All(args)) => all::run(args, SCENARIOS, quiet).await,
             Some(Scenario::Wire(args)) => wire::run(args, quiet).await,

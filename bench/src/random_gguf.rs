@@ -5,7 +5,7 @@
 //! by piece, so the writer's memory does not depend on the file.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
 /// Bytes of one Q4_1 block: two f16 (scale, minimum) and 32 quants of 4 bits.
@@ -22,6 +22,8 @@ const MINIMUM_BITS: [u8; 2] = 0xA400_u16.to_le_bytes();
 const ALIGNMENT: u64 = 32;
 /// Blocks made at a time.
 const BLOCKS_PER_PIECE: u64 = 4096;
+/// Of so many pieces a sparse file has one.
+pub const SPARSE_PIECES: u64 = 64;
 /// Control tokens in front of the 256 byte tokens.
 const CONTROL_TOKENS: [&str; 2] = ["<s>", "</s>"];
 
@@ -34,8 +36,10 @@ pub struct RandomModel {
     pub hidden_dim: u64,
     /// Width inside the feed-forward part, a multiple of 32.
     pub ffn_dim: u64,
-    /// Attention heads; key and value have as many.
+    /// Attention heads.
     pub n_heads: u64,
+    /// Heads of key and value.
+    pub n_kv_heads: u64,
     /// Token ids, at least 258.
     pub vocab_size: u64,
 }
@@ -44,24 +48,55 @@ impl RandomModel {
     /// The sizes of a 7B model with this many layers; 32 of them make 4.2 GB.
     #[must_use]
     pub const fn large(n_layers: u64) -> Self {
-        Self { n_layers, hidden_dim: 4096, ffn_dim: 11_008, n_heads: 32, vocab_size: 32_000 }
+        Self {
+            n_layers,
+            hidden_dim: 4096,
+            ffn_dim: 11_008,
+            n_heads: 32,
+            n_kv_heads: 32,
+            vocab_size: 32_000,
+        }
+    }
+
+    /// The sizes of Llama 2 70B with this many layers; it has 80 of them.
+    #[must_use]
+    pub const fn huge(n_layers: u64) -> Self {
+        Self {
+            n_layers,
+            hidden_dim: 8192,
+            ffn_dim: 28_672,
+            n_heads: 64,
+            n_kv_heads: 8,
+            vocab_size: 32_000,
+        }
+    }
+
+    /// Width of keys and of values.
+    #[must_use]
+    pub const fn kv_dim(&self) -> u64 {
+        self.hidden_dim / self.n_heads * self.n_kv_heads
+    }
+
+    /// Weights in the matrices of a layer.
+    #[must_use]
+    pub const fn layer_weights(&self) -> u64 {
+        self.hidden_dim * (2 * self.hidden_dim + 2 * self.kv_dim() + 3 * self.ffn_dim)
     }
 
     /// Writes the model to a new file and returns its size in bytes.
     ///
     /// # Errors
     /// What the system reports, for example that the file exists or the disk is full.
-    pub fn write(&self, path: &Path) -> io::Result<u64> {
+    pub fn write(&self, path: &Path, fill: Fill) -> io::Result<u64> {
         let tensors = self.tensors();
-        let mut out = Counted { inner: BufWriter::new(File::create_new(path)?), bytes: 0 };
-        out.write_all(&self.header(&tensors))?;
-        let mut random = Random(0x5354_4147_4542_5553);
+        let mut out = HoledWriter::create(path)?;
+        out.write(&self.header(&tensors))?;
+        let mut random = Random::new();
         for tensor in &tensors {
             out.pad()?;
-            tensor.write(&mut out, &mut random)?;
+            tensor.write(&mut out, &mut random, fill)?;
         }
-        out.inner.flush()?;
-        Ok(out.bytes)
+        out.finish()
     }
 
     fn tensors(&self) -> Vec<Tensor> {
@@ -72,8 +107,13 @@ impl RandomModel {
         for layer in 0..self.n_layers {
             let name = |part: &str| format!("blk.{layer}.{part}.weight");
             tensors.push(norm(name("attn_norm")));
-            for part in ["attn_q", "attn_k", "attn_v", "attn_output"] {
-                tensors.push(matrix(name(part), hidden, hidden));
+            for (part, n_rows) in [
+                ("attn_q", hidden),
+                ("attn_k", self.kv_dim()),
+                ("attn_v", self.kv_dim()),
+                ("attn_output", hidden),
+            ] {
+                tensors.push(matrix(name(part), n_rows, hidden));
             }
             tensors.push(norm(name("ffn_norm")));
             tensors.push(matrix(name("ffn_gate"), ffn, hidden));
@@ -95,6 +135,7 @@ impl RandomModel {
         metadata.put("llama.embedding_length", &number(self.hidden_dim));
         metadata.put("llama.feed_forward_length", &number(self.ffn_dim));
         metadata.put("llama.attention.head_count", &number(self.n_heads));
+        metadata.put("llama.attention.head_count_kv", &number(self.n_kv_heads));
         metadata.put("llama.attention.layer_norm_rms_epsilon", &Value::F32(1e-5));
         metadata.put("tokenizer.ggml.model", &Value::Text("gpt2"));
         metadata.put("tokenizer.ggml.pre", &Value::Text("gpt-2"));
@@ -163,15 +204,16 @@ impl Tensor {
         }
     }
 
-    fn write(&self, out: &mut impl Write, random: &mut Random) -> io::Result<()> {
+    fn write(&self, out: &mut HoledWriter, random: &mut Random, fill: Fill) -> io::Result<()> {
         if self.kind == F32 {
-            let ones = 1_f32.to_le_bytes().repeat(self.n_cols as usize);
-            return out.write_all(&ones);
+            return out.write(&1_f32.to_le_bytes().repeat(self.n_cols as usize));
         }
-        let mut left = self.n_blocks();
         let mut piece = Vec::new();
-        while left > 0 {
-            let n_blocks = left.min(BLOCKS_PER_PIECE);
+        for (number, n_blocks) in pieces(self.n_blocks(), BLOCKS_PER_PIECE) {
+            if fill.is_hole(number) {
+                out.skip(n_blocks * BLOCK_BYTES)?;
+                continue;
+            }
             piece.clear();
             for _ in 0..n_blocks {
                 piece.extend(SCALE_BITS);
@@ -179,19 +221,43 @@ impl Tensor {
                 piece.extend(random.next().to_le_bytes());
                 piece.extend(random.next().to_le_bytes());
             }
-            out.write_all(&piece)?;
-            left -= n_blocks;
+            out.write(&piece)?;
         }
         Ok(())
     }
 }
 
+/// Pieces of at most `size` out of `total`: their numbers from 0 on, and their sizes.
+pub(crate) fn pieces(total: u64, size: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..total.div_ceil(size)).map(move |number| (number, size.min(total - number * size)))
+}
+
+/// How much of a matrix is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fill {
+    /// All of it.
+    Whole,
+    /// Every 64th piece; the others are holes, which read as zeros and take no room where the file
+    /// system knows them.
+    Sparse,
+}
+
+impl Fill {
+    pub(crate) fn is_hole(self, piece: u64) -> bool {
+        self == Self::Sparse && !piece.is_multiple_of(SPARSE_PIECES)
+    }
+}
+
 /// A xorshift generator: quick, and good enough for weights that mean nothing.
 #[derive(Debug)]
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) const fn new() -> Self {
+        Self(0x5354_4147_4542_5553)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -260,28 +326,39 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// A writer that knows how much went through it.
-struct Counted<W> {
-    inner: W,
+/// Writes a new file that may have holes.
+#[derive(Debug)]
+pub(crate) struct HoledWriter {
+    inner: BufWriter<File>,
+    /// Bytes so far, holes among them.
     bytes: u64,
 }
 
-impl<W: Write> Counted<W> {
+impl HoledWriter {
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self { inner: BufWriter::new(File::create_new(path)?), bytes: 0 })
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.bytes += bytes.len() as u64;
+        self.inner.write_all(bytes)
+    }
+
+    pub(crate) fn skip(&mut self, n_bytes: u64) -> io::Result<()> {
+        self.bytes += n_bytes;
+        self.inner.seek(SeekFrom::Start(self.bytes)).map(drop)
+    }
+
     fn pad(&mut self) -> io::Result<()> {
         let n_zeros = self.bytes.next_multiple_of(ALIGNMENT) - self.bytes;
-        self.write_all(&vec![0; n_zeros as usize])
-    }
-}
-
-impl<W: Write> Write for Counted<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n_written = self.inner.write(bytes)?;
-        self.bytes += n_written as u64;
-        Ok(n_written)
+        self.write(&vec![0; n_zeros as usize])
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
+    /// The size of the file, which may end with a hole.
+    pub(crate) fn finish(mut self) -> io::Result<u64> {
+        self.inner.flush()?;
+        self.inner.get_ref().set_len(self.bytes)?;
+        Ok(self.bytes)
     }
 }
 
@@ -292,14 +369,22 @@ mod tests {
 
     use super::*;
 
-    const SMALL: RandomModel =
-        RandomModel { n_layers: 2, hidden_dim: 64, ffn_dim: 96, n_heads: 2, vocab_size: 300 };
+    const SMALL: RandomModel = RandomModel {
+        n_layers: 2,
+        hidden_dim: 64,
+        ffn_dim: 96,
+        n_heads: 2,
+        n_kv_heads: 1,
+        vocab_size: 300,
+    };
 
     #[test]
     fn a_small_one_can_be_read_and_sharded() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("random.gguf");
-        let bytes = SMALL.write(&path).expect("written");
+        let sparse = SMALL.write(&folder.path().join("sparse.gguf"), Fill::Sparse);
+        let bytes = SMALL.write(&path, Fill::Whole).expect("written");
+        assert_eq!(sparse.expect("written"), bytes);
         assert_eq!(std::fs::metadata(&path).expect("the file").len(), bytes);
         let gguf = Gguf::open(&path).expect("a valid file");
         assert_eq!(gguf.metadata().u32("llama.block_count").expect("a number"), 2);
@@ -316,5 +401,14 @@ mod tests {
         };
         assert!(bytes(32) >= 4_000_000_000, "{}", bytes(32));
         assert!(bytes(4) < bytes(32) / 5);
+    }
+
+    #[test]
+    fn pieces_add_up_and_a_sparse_file_has_one_in_64() {
+        let all: Vec<_> = pieces(130 * 10 + 3, 10).collect();
+        assert_eq!(all.iter().map(|(_, size)| size).sum::<u64>(), 1303);
+        let written = all.iter().filter(|(number, _)| !Fill::Sparse.is_hole(*number));
+        assert_eq!(written.count(), 3);
+        assert!(all.iter().all(|(number, _)| !Fill::Whole.is_hole(*number)));
     }
 }

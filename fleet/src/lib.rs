@@ -21,6 +21,6 @@ mod spec;
 
 pub use broker::{BrokerOptions, LocalBroker};
 pub use error::FleetError;
-pub use local::{Ended, LocalFleet, Member, ShutdownReport, peak_rss_bytes, rss_bytes};
+pub use local::{Ended, LocalFleet, Member, ShutdownReport, own_bytes, peak_rss_bytes, rss_bytes};
 pub use output::LogSink;
 pub use spec::{BrokerChoice, FleetSpec, Pinning, Routes, Timeouts};

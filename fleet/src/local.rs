@@ -497,6 +497,15 @@ pub fn rss_bytes(pid: u32) -> Result<u64, FleetError> {
     memory_bytes(pid, "VmRSS:")
 }
 
+/// The memory that the process `pid` has resident now and for itself alone, mapped files left out, in
+/// bytes (Linux only).
+///
+/// # Errors
+/// As [`peak_rss_bytes`].
+pub fn own_bytes(pid: u32) -> Result<u64, FleetError> {
+    memory_bytes(pid, "RssAnon:")
+}
+
 fn memory_bytes(pid: u32, field: &str) -> Result<u64, FleetError> {
     let path = Path::new("/proc").join(pid.to_string()).join("status");
     let text = std::fs::read_to_string(&path)

@@ -10,7 +10,7 @@ use super::{Context, SHARD_PEAK, SHARD_PEAK_GROWTH, SHARD_SECONDS};
 use crate::harness::claims::Claim;
 use crate::harness::output;
 use crate::harness::stats::median;
-use crate::random_gguf::RandomModel;
+use crate::random_gguf::{Fill, RandomModel};
 use crate::shard_once::{self, ShardOnceArgs, Sharding};
 
 /// Layers of the two generated models.
@@ -78,7 +78,9 @@ pub(super) async fn big(folder: &Path, quiet: bool) -> anyhow::Result<Vec<BigSha
         let path = folder.join(format!("random-{n_layers}.gguf"));
         let out = folder.join(format!("random-{n_layers}"));
         let file = path.clone();
-        let write = tokio::task::spawn_blocking(move || RandomModel::large(n_layers).write(&file));
+        let write = tokio::task::spawn_blocking(move || {
+            RandomModel::large(n_layers).write(&file, Fill::Whole)
+        });
         let written = write.await.context("the generator failed")?;
         let file_bytes = written.with_context(|| format!("cannot write {}", path.display()))?;
         let args = ShardOnceArgs {
