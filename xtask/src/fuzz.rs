@@ -28,6 +28,9 @@ const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-cov
 pub(crate) struct Options {
     targets: Vec<String>,
     seconds: u64,
+    /// How much the targets are optimised, 0 to 3: more takes longer to build and finds more in a
+    /// long run.
+    opt_level: u8,
     /// Where the made-up inputs begin; by chance when absent.
     seed: Option<u32>,
 }
@@ -35,7 +38,7 @@ pub(crate) struct Options {
 impl Options {
     /// A short run of all targets that begins with the same inputs every time.
     pub(crate) fn short() -> Self {
-        Self { targets: all(), seconds: SHORT_SECONDS, seed: Some(1) }
+        Self { targets: all(), seconds: SHORT_SECONDS, opt_level: 1, seed: Some(1) }
     }
 
     /// Reads the command line after `fuzz`.
@@ -43,7 +46,7 @@ impl Options {
     /// # Errors
     /// An unknown target or option.
     pub(crate) fn parse(args: &[String]) -> Result<Self> {
-        let mut options = Self { targets: Vec::new(), seconds: SECONDS, seed: None };
+        let mut options = Self { targets: Vec::new(), seconds: SECONDS, opt_level: 3, seed: None };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             if arg == "--seconds" {
@@ -73,7 +76,7 @@ fn all() -> Vec<String> {
 /// # Errors
 /// A build that fails, or an input that does harm: it is left in `fuzz/artifacts`.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let programs = build()?;
+    let programs = build(options.opt_level)?;
     let root = place::root();
     let artifacts = root.join("fuzz").join("artifacts");
     fs::create_dir_all(&artifacts)?;
@@ -105,7 +108,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Builds all targets, optimised and with the checks of a debug build; returns their folder.
-fn build() -> Result<PathBuf> {
+fn build(opt_level: u8) -> Result<PathBuf> {
     let host = host()?;
     let target_dir = place::root().join("target").join("fuzz");
     let mut build = cargo::cargo();
@@ -113,7 +116,9 @@ fn build() -> Result<PathBuf> {
     // A named target keeps the instrumentation out of build scripts.
     build.args(["--bins", "--locked", "--target", &host, "--target-dir"]).arg(&target_dir);
     build.env("RUSTFLAGS", INSTRUMENTATION);
+    let opt_level = opt_level.to_string();
     for (key, value) in [
+        ("OPT_LEVEL", opt_level.as_str()),
         ("LTO", "off"),
         ("DEBUG", "line-tables-only"),
         ("DEBUG_ASSERTIONS", "true"),
@@ -160,7 +165,8 @@ mod tests {
         let all = parse(&[]).expect("all targets");
         assert_eq!((all.targets.len(), all.seconds), (TARGETS.len(), SECONDS));
         let one = parse(&["gguf", "--seconds", "5"]).expect("one target");
-        assert_eq!(one, Options { targets: vec!["gguf".to_owned()], seconds: 5, seed: None });
+        let gguf = vec!["gguf".to_owned()];
+        assert_eq!(one, Options { targets: gguf, seconds: 5, opt_level: 3, seed: None });
         for wrong in [&["gguff"][..], &["--seconds"], &["--seconds", "many"], &["--quick"]] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }

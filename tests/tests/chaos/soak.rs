@@ -22,10 +22,10 @@ const CLAIMS: [(&str, f64); 4] = [
 ];
 
 #[tokio::test]
-async fn two_minutes_of_faults_under_load_change_no_answer() -> Result<()> {
+async fn a_minute_of_faults_under_load_changes_no_answer() -> Result<()> {
     let _turn = turn::take().await;
     let call = Call::new(["bench", "faults", "--json", "--seed", "11"]);
-    let call = call.args(&["--kills", "4", "--disconnects", "32", "--soak", "120"]);
+    let call = call.args(&["--kills", "4", "--disconnects", "32", "--soak", "60"]);
     let told = call.within(PATIENCE).run().await?.success()?;
     let report = told.last_json()?;
     let claims = report["claims"].as_array().context("there are no claims")?;
