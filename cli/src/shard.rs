@@ -22,10 +22,12 @@ use crate::weights;
   stagebus shard models/draft --stages 1 --tokenizer-from shards/smollm2 --out shards/draft
   stagebus shard llama-8b.gguf --stages 3 --split 12,12,8 --out shards/llama-8b --force
   stagebus shard models/qwen3-8b --stages 2 --tensor \"*.down_proj.*=int8\" --out shards/qwen3-8b
+  stagebus shard Qwen3-8B-int4-ov --stages 2 --out shards/qwen3-8b
 
 The folder appears when everything in it is complete; after a failure there is none.")]
 pub struct ShardArgs {
-    /// The model: a GGUF file, or a folder with config.json and safetensors
+    /// The model: a GGUF file, a folder with config.json and safetensors, or one with
+    /// openvino_model.xml
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
 
@@ -42,12 +44,12 @@ pub struct ShardArgs {
     pub out: PathBuf,
 
     /// How weights that the model stores in integers are mapped: exact keeps every value, compact is
-    /// the smallest and loses some
+    /// the smallest and loses some. An OpenVINO model's weights are copied, whatever they are
     #[arg(long, value_name = "MODE", default_value_t, value_parser = weights::parser())]
     pub weights: WeightMode,
 
     /// What becomes of matrices that the model stores in floats; where it is int4 or int4-asym, the
-    /// embedding table and the head are int8 [default: int4 for a folder, keep for a GGUF file]
+    /// embedding table and the head are int8 [default: int4 for a folder of safetensors, else keep]
     #[arg(long, value_name = "CODING", value_parser = weights::floats_parser())]
     pub floats: Option<FloatCoding>,
 

@@ -13,7 +13,7 @@ use std::time::UNIX_EPOCH;
 use anyhow::Context as _;
 use sha2::{Digest as _, Sha256};
 use stagebus_shards::manifest::{FORMAT_VERSION, model_name_from};
-use stagebus_shards::{FloatCoding, ShardRequest, ShardSet, WeightMode};
+use stagebus_shards::{FloatCoding, ShardRequest, ShardSet, SourceFormat, WeightMode};
 use tokio_util::sync::CancellationToken;
 
 use crate::console;
@@ -193,7 +193,7 @@ fn folder_name(model: &Path, cut: &Cut) -> String {
 }
 
 /// What a shard set was made from: the source, the options, and the program that made it. Of a
-/// folder, all files count.
+/// folder, all files count, and of a graph all files beside it.
 fn key(model: &Path, cut: &Cut) -> io::Result<String> {
     let mut hash = Sha256::new();
     hash.update(format!("{FORMAT_VERSION} {cut:?} {}", env!("CARGO_PKG_VERSION")));
@@ -201,8 +201,10 @@ fn key(model: &Path, cut: &Cut) -> io::Result<String> {
     let program = fs::metadata(std::env::current_exe()?)?;
     hash_change(&mut hash, &program)?;
     let mut files = vec![model.to_owned()];
-    if model.is_dir() {
-        files = fs::read_dir(model)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    let path = std::path::absolute(model)?;
+    let beside = path.parent().filter(|_| SourceFormat::of(model) == SourceFormat::OpenVino);
+    if let Some(folder) = Some(model).filter(|model| model.is_dir()).or(beside) {
+        files = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
         files.retain(|path| path.is_file());
         files.sort();
     }
@@ -270,6 +272,12 @@ mod tests {
         assert_ne!(second, first);
         fs::rename(model.join("model.safetensors"), model.join("x")).expect("a file");
         assert_ne!(key(&model, &two).expect("a key"), second);
+        let graph = model.join("openvino_model.xml");
+        fs::write(&graph, "<net/>").expect("a file");
+        fs::write(graph.with_extension("bin"), [1; 100]).expect("a file");
+        let third = key(&graph, &two).expect("a key");
+        fs::write(graph.with_extension("bin"), [2; 100]).expect("a file");
+        assert_ne!(key(&graph, &two).expect("a key"), third);
     }
 
     #[test]

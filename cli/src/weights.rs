@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use stagebus_shards::floats::FloatCodingError;
-use stagebus_shards::{FloatCoding, FloatException, FloatPlan, WeightMode};
+use stagebus_shards::{FloatCoding, FloatException, FloatPlan, SourceFormat, WeightMode};
 use stagebus_worker::ProfileChoice;
 
 use crate::exit::UsageError;
@@ -35,13 +35,14 @@ pub fn exception(text: &str) -> Result<FloatException, String> {
     Ok(FloatException { pattern: pattern.to_owned(), coding })
 }
 
-/// What becomes of a model's floats: what was asked for, else 4 bits where the model is a folder,
-/// whose matrices are all floats; a GGUF file has been coded by its maker as far as was wanted.
+/// What becomes of a model's floats: what was asked for, else 4 bits where the model is a folder of
+/// safetensors, whose matrices are all floats; others have been coded by their makers as far as was
+/// wanted.
 #[must_use]
 pub fn floats(asked: Option<FloatCoding>, model: &Path) -> FloatPlan {
-    let coding = asked.unwrap_or(match model.is_dir() {
-        true => FloatCoding::Int4,
-        false => FloatCoding::Keep,
+    let coding = asked.unwrap_or(match SourceFormat::of(model) {
+        SourceFormat::HuggingFace => FloatCoding::Int4,
+        SourceFormat::Gguf | SourceFormat::OpenVino => FloatCoding::Keep,
     });
     FloatPlan::of(coding)
 }
@@ -79,6 +80,8 @@ mod tests {
         assert_eq!(floats(None, folder.path()), FloatPlan::of(FloatCoding::Int4));
         assert_eq!(floats(None, &file), FloatPlan::default());
         assert_eq!(floats(Some(FloatCoding::Int8), &file), FloatPlan::of(FloatCoding::Int8));
+        std::fs::write(folder.path().join("openvino_model.xml"), "").expect("a file");
+        assert_eq!(floats(None, folder.path()), FloatPlan::default());
         let (pattern, coding) = ("*.a=b.*".to_owned(), FloatCoding::Int4Asym);
         assert_eq!(exception("*.a=b.*=int4-asym"), Ok(FloatException { pattern, coding }));
         assert!(exception("lm_head").is_err());

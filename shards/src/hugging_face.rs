@@ -21,7 +21,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 pub use error::{HfError, HfErrorKind};
 
-pub(crate) use config::ConfigJson;
+pub(crate) use config::{ConfigJson, FolderConfig};
 pub(crate) use token_rank::{most_frequent, n_ranked};
 
 use crate::gguf::GgmlType;
@@ -47,8 +47,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// An opened model folder.
 #[derive(Debug)]
 pub(crate) struct HfModel {
-    pub(crate) config: ConfigJson,
-    generation: Option<ConfigJson>,
+    pub(crate) config: FolderConfig,
     files: Vec<WeightsFile>,
     tensors: HashMap<String, Place>,
 }
@@ -88,10 +87,8 @@ impl HfModel {
     /// # Errors
     /// [`HfError`] names the file.
     pub(crate) fn open(dir: &Path) -> Result<Self, HfError> {
-        let config = ConfigJson::read(&dir.join(CONFIG_FILE))?;
-        let generation = dir.join(GENERATION_CONFIG_FILE);
-        let generation = generation.is_file().then(|| ConfigJson::read(&generation)).transpose()?;
-        let mut model = Self { config, generation, files: Vec::new(), tensors: HashMap::new() };
+        let config = FolderConfig::read(dir)?;
+        let mut model = Self { config, files: Vec::new(), tensors: HashMap::new() };
         let index = dir.join(INDEX_FILE);
         // Of both, the one file is what other programs read.
         if !dir.join(WEIGHTS_FILE).is_file() && index.is_file() {
@@ -127,23 +124,6 @@ impl HfModel {
         }
         self.files.push(file);
         Ok(metadata)
-    }
-
-    /// The token that begins a text, if the model has one.
-    pub(crate) fn bos_token(&self) -> Result<Option<u32>, HfError> {
-        Ok(self.config.tokens("bos_token_id")?.first().copied())
-    }
-
-    /// All tokens after which generation is over, ascending. Instruction-tuned models tell the end
-    /// of a turn in the second file only.
-    pub(crate) fn eos_tokens(&self) -> Result<Vec<u32>, HfError> {
-        let mut tokens = self.config.tokens("eos_token_id")?;
-        if let Some(generation) = &self.generation {
-            tokens.extend(generation.tokens("eos_token_id")?);
-        }
-        tokens.sort_unstable();
-        tokens.dedup();
-        Ok(tokens)
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {

@@ -6,4 +6,4 @@ pub(crate) mod bin;
 pub(crate) mod element;
 pub(crate) mod graph;
 pub(crate) mod ops;
-mod xml;
+pub(crate) mod xml;

@@ -16,6 +16,7 @@
 pub mod floats;
 pub mod gguf;
 pub mod hugging_face;
+pub mod ir_input;
 pub mod known_draft;
 pub mod manifest;
 pub mod shard;
@@ -38,3 +39,4 @@ pub use known_draft::{DEFAULT_HEAD_TOKENS, DraftSearch, KnownDraftError, find_dr
 pub use manifest::{Manifest, WeightMode};
 pub use shard::{Progress, ShardError, ShardRequest, shard};
 pub use shard_set::{ShardSet, ShardSetError};
+pub use source::SourceFormat;

@@ -76,7 +76,8 @@ impl FromStr for WeightMode {
 pub struct ModelDims {
     /// Transformer layers of the whole model.
     pub n_layers: usize,
-    /// Width of the residual stream, which is what travels between stages.
+    /// Width of what travels between stages: of the residual stream, and of what accompanies it
+    /// in models whose later layers read the caches of earlier ones.
     pub hidden_dim: usize,
     /// Query heads of a layer.
     pub n_heads: usize,

@@ -1,36 +1,30 @@
 //! The sharder: one model file in, one shard set out.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
+mod prepared;
+
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest as _, Sha256};
-
 use crate::decoder::config::DecoderConfig;
-use crate::decoder::stage::{Model, OnConverted, build_stage};
+use crate::decoder::stage::{Model, build_stage};
 use crate::decoder::tensors::{DecoderTensors, LayerTensors};
-use crate::floats::{CodedTensor, FloatCoding, FloatPlan};
+use crate::floats::{CodedTensor, FloatPlan};
 use crate::gguf::{GgmlType, GgufError};
-use crate::hugging_face::{self, HfError};
-use crate::ir::bin::BinWriter;
-use crate::manifest::{
-    self, FORMAT_VERSION, FileEntry, MANIFEST_FILE, Manifest, ManifestError, StageEntry, WeightMode,
-};
-use crate::output::{OutputDir, io_error};
-use crate::shard_set::{ShardSet, ShardSetError, hash_file};
-use crate::source::Source;
+use crate::hugging_face::{self, FolderConfig, HfError};
+use crate::ir_input::{IrError, IrModel, MODEL_FILE};
+use crate::manifest::{self, Manifest, ManifestError, ModelDims, WeightMode};
+use crate::shard_set::ShardSetError;
+use crate::source::{Source, SourceFormat};
 use crate::split::{self, SplitError};
 use crate::text::{self, TextError, TextFiles};
 
-/// The file of [`Manifest::head_tokens`].
-const HEAD_TOKENS_FILE: &str = "head_tokens.u32";
+use prepared::Prepared;
 
 /// What to shard, and how.
 #[derive(Clone, Debug)]
 pub struct ShardRequest {
-    /// The model: a GGUF file, or a folder in the format of Hugging Face. Nobody may change it
-    /// meanwhile.
+    /// The model, in one of the formats of [`SourceFormat`]. Nobody may change it meanwhile.
     pub source: PathBuf,
     /// The folder to create. Its parent must exist.
     pub out_dir: PathBuf,
@@ -90,6 +84,10 @@ pub struct Progress<'a> {
     pub coded: &'a [CodedTensor],
 }
 
+/// Told the source bytes of every tensor that has been written, and what became of it if it was
+/// coded anew.
+pub(crate) type OnConverted<'a> = dyn FnMut(u64, &[CodedTensor]) + 'a;
+
 /// Why no shard set was written. Nothing is left behind in any of these cases.
 #[derive(Debug, thiserror::Error)]
 pub enum ShardError {
@@ -99,6 +97,9 @@ pub enum ShardError {
     /// The source cannot be read as a Hugging Face folder.
     #[error(transparent)]
     HuggingFace(#[from] HfError),
+    /// The source cannot be read as OpenVINO IR, or cannot be cut there.
+    #[error(transparent)]
+    Ir(#[from] IrError),
     /// The tokenizer cannot be converted.
     #[error("the tokenizer cannot be converted")]
     Text(#[from] TextError),
@@ -226,6 +227,18 @@ pub fn shard(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Manifest, ShardError> {
     let name = model_name(request)?;
+    match SourceFormat::of(&request.source) {
+        SourceFormat::Gguf | SourceFormat::HuggingFace => shard_tensors(request, name, progress),
+        SourceFormat::OpenVino => shard_graph(request, name, progress),
+    }
+}
+
+/// Writes the shard set of a model whose file has tensors: its graph is built.
+fn shard_tensors(
+    request: &ShardRequest,
+    name: String,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Manifest, ShardError> {
     let source = Source::open(&request.source)?;
     let config = DecoderConfig::read(&source)?;
     let mut tensors = DecoderTensors::find(&source, &config)?;
@@ -234,16 +247,8 @@ pub fn shard(
     if let Some(tokens) = &head_tokens {
         tensors.cut_head(tokens);
     }
-    let ranges = ranges(request, &config, &tensors)?;
-    let output = OutputDir::create(&request.out_dir, request.force)?;
-
-    let text = write_text(request, &source, &config, output.path())?;
-    let text_files = text
-        .files
-        .iter()
-        .map(|name| file_entry(output.path(), name))
-        .collect::<Result<Vec<_>, _>>()?;
-    let head_tokens = write_head_tokens(head_tokens.as_deref(), output.path())?;
+    let costs = tensors.costs();
+    let ranges = ranges(request, &costs, config.dims.n_layers)?;
     let model = Model {
         source: &source,
         config: &config,
@@ -251,53 +256,67 @@ pub fn shard(
         weights: request.weights,
         floats: &request.floats,
     };
-    let bytes_total = tensors.bytes_of(&ranges);
-    let mut bytes_done = 0;
-    let costs = tensors.costs();
-    let mut stages = Vec::with_capacity(ranges.len());
-    for (index, range) in ranges.iter().enumerate() {
-        let n_stages = ranges.len();
-        let (xml, bin) = write_stage(model, index, range, output.path(), &mut |bytes, coded| {
-            bytes_done += bytes;
-            progress(Progress { stage: index, n_stages, bytes_done, bytes_total, coded });
-        })?;
-        let cost_share = costs.share(range);
-        let (first_layer, end_layer) = (range.start, range.end);
-        stages.push(StageEntry { index, first_layer, end_layer, cost_share, xml, bin });
-    }
-    let source = request.source.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut manifest = Manifest {
-        format_version: FORMAT_VERSION,
-        model: name,
-        architecture: config.family.name.to_owned(),
-        fingerprint: String::new(),
-        source,
-        weights: request.weights,
-        floats: Some(request.floats.layers).filter(|coding| *coding != FloatCoding::Keep),
-        dims: config.dims.clone(),
-        bos_id: text.bos_id,
-        eos_ids: text.eos_ids,
-        stages,
-        text_files,
-        head_tokens,
+    let prepared = Prepared {
+        name,
+        architecture: config.family.name,
+        dims: &config.dims,
+        ranges: &ranges,
+        costs: &costs,
+        bytes_total: tensors.bytes_of(&ranges),
+        head_tokens: head_tokens.as_deref(),
+        write_text: &|dir| match &source {
+            Source::Gguf(gguf) => Ok(text::write_text_files(gguf, dir)?),
+            Source::HuggingFace(model) => copy_text(&request.source, &model.config, dir),
+        },
+        build: &|stage, bin, on_converted| {
+            build_stage(model, ranges[stage].clone(), bin, on_converted)
+        },
     };
-    manifest.fingerprint = manifest.content_fingerprint();
-    write_manifest(&manifest, output.path())?;
-    output.publish()?;
-    Ok(manifest)
+    prepared.write(request, progress)
+}
+
+/// Writes the shard set of a model in OpenVINO's format: its graph is cut.
+fn shard_graph(
+    request: &ShardRequest,
+    name: String,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Manifest, ShardError> {
+    if request.head_tokens.is_some() {
+        return Err(ShardError::NoTokenRank { path: request.source.clone() });
+    }
+    let model = IrModel::open(&request.source)?;
+    model.check_weights(request.weights, &request.floats)?;
+    let costs = model.costs();
+    let ranges = ranges(request, &costs, model.dims.n_layers)?;
+    let stages = model.stages(&ranges)?;
+    let dims = ModelDims { hidden_dim: stages.width, ..model.dims.clone() };
+    let prepared = Prepared {
+        name,
+        architecture: &model.architecture,
+        dims: &dims,
+        ranges: &ranges,
+        costs: &costs,
+        bytes_total: model.bytes_of(&stages),
+        head_tokens: None,
+        write_text: &|dir| copy_text(model.folder(), &model.config, dir),
+        build: &|stage, bin, on_copied| model.build(&stages, stage, bin, on_copied),
+    };
+    prepared.write(request, progress)
 }
 
 fn model_name(request: &ShardRequest) -> Result<String, ShardError> {
-    match &request.model_name {
-        Some(name) => {
-            manifest::check_model_name(name).map_err(ShardError::ModelName)?;
-            Ok(name.clone())
-        }
-        None => {
-            let stem = request.source.file_stem().unwrap_or_default();
-            Ok(manifest::model_name_from(&stem.to_string_lossy()))
-        }
+    if let Some(name) = &request.model_name {
+        manifest::check_model_name(name).map_err(ShardError::ModelName)?;
+        return Ok(name.clone());
     }
+    let source = request.source.as_path();
+    // A graph is called the same in every folder, and a folder's name has no ending.
+    let folder = match source.parent() {
+        Some(parent) if source.ends_with(MODEL_FILE) => Some(parent),
+        _ => Some(source).filter(|source| source.is_dir()),
+    };
+    let name = folder.map_or(source.file_stem(), Path::file_name).unwrap_or_default();
+    Ok(manifest::model_name_from(&name.to_string_lossy()))
 }
 
 /// The tokens that a cut head keeps.
@@ -316,100 +335,23 @@ fn head_tokens(
     }
 }
 
-fn write_head_tokens(tokens: Option<&[u32]>, dir: &Path) -> Result<Option<FileEntry>, ShardError> {
-    let Some(tokens) = tokens else { return Ok(None) };
-    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-    write_durably(&dir.join(HEAD_TOKENS_FILE), &bytes)?;
-    file_entry(dir, HEAD_TOKENS_FILE).map(Some)
-}
-
-/// Writes the tokenizer and the chat template.
-fn write_text(
-    request: &ShardRequest,
-    source: &Source,
-    config: &DecoderConfig,
-    dir: &Path,
-) -> Result<TextFiles, ShardError> {
-    let text = match (&request.tokenizer_from, source) {
-        (Some(from), _) => {
-            let set = ShardSet::open(from).map_err(ShardError::TokenizerFrom)?;
-            set.verify_text().map_err(ShardError::TokenizerFrom)?;
-            let mut text = text::copy_text_files(&set.dir, dir)?;
-            text.bos_id = set.manifest.bos_id;
-            text.eos_ids.clone_from(&set.manifest.eos_ids);
-            text
-        }
-        (None, Source::Gguf(gguf)) => text::write_text_files(gguf, dir)?,
-        (None, Source::HuggingFace(model)) => {
-            let mut text = text::copy_text_files(&request.source, dir)?;
-            text.bos_id = model.bos_token()?;
-            text.eos_ids = model.eos_tokens()?;
-            text
-        }
-    };
-    let vocab_size = config.dims.vocab_size;
-    match text.n_tokens {
-        n_tokens if n_tokens > vocab_size => Err(ShardError::Vocabulary { n_tokens, vocab_size }),
-        _ => Ok(text),
-    }
+/// Copies the tokenizer and the chat template of a model folder.
+fn copy_text(from: &Path, config: &FolderConfig, dir: &Path) -> Result<TextFiles, ShardError> {
+    let mut text = text::copy_text_files(from, dir)?;
+    text.bos_id = config.bos_token()?;
+    text.eos_ids = config.eos_tokens()?;
+    Ok(text)
 }
 
 fn ranges(
     request: &ShardRequest,
-    config: &DecoderConfig,
-    tensors: &DecoderTensors<'_>,
+    costs: &split::Costs,
+    n_layers: usize,
 ) -> Result<Vec<Range<usize>>, SplitError> {
     match &request.split {
-        Some(split) => split::by_hand(split, request.n_stages, config.dims.n_layers),
-        None => split::by_cost(&tensors.costs(), request.n_stages),
+        Some(split) => split::by_hand(split, request.n_stages, n_layers),
+        None => split::by_cost(costs, request.n_stages),
     }
-}
-
-fn write_stage<'a>(
-    model: Model<'a>,
-    index: usize,
-    layers: &Range<usize>,
-    dir: &Path,
-    on_converted: &'a mut OnConverted<'a>,
-) -> Result<(FileEntry, FileEntry), ShardError> {
-    let bin_name = format!("stage-{index}.bin");
-    let bin_path = dir.join(&bin_name);
-    let bin_error = |source| io_error(&bin_path, source);
-    let bin = BinWriter::create(&bin_path).map_err(bin_error)?;
-    let graph = build_stage(model, layers.clone(), bin, on_converted).map_err(bin_error)?;
-    let mut xml = Vec::new();
-    let xml_name = format!("stage-{index}.xml");
-    let xml_path = dir.join(&xml_name);
-    graph.write_xml(&format!("stage-{index}"), &mut xml).map_err(|e| io_error(&xml_path, e))?;
-    let (bytes, sha256) = graph.bin.close().map_err(bin_error)?;
-    let bin = FileEntry { name: bin_name, bytes, sha256 };
-    write_durably(&xml_path, &xml)?;
-    let sha256 = manifest::hex(&Sha256::digest(&xml));
-    Ok((FileEntry { name: xml_name, bytes: xml.len() as u64, sha256 }, bin))
-}
-
-/// The entry of a file that has been written by someone else.
-fn file_entry(dir: &Path, name: &str) -> Result<FileEntry, ShardError> {
-    let path = dir.join(name);
-    let (bytes, sha256) = hash_file(&path).map_err(|source| io_error(&path, source))?;
-    Ok(FileEntry { name: name.to_owned(), bytes, sha256 })
-}
-
-fn write_manifest(manifest: &Manifest, dir: &Path) -> Result<(), ShardError> {
-    let path = dir.join(MANIFEST_FILE);
-    let mut json =
-        serde_json::to_vec_pretty(manifest).map_err(|source| io_error(&path, source.into()))?;
-    json.push(b'\n');
-    write_durably(&path, &json)
-}
-
-fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), ShardError> {
-    let write = || {
-        let mut out = BufWriter::new(File::create_new(path)?);
-        out.write_all(bytes)?;
-        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
-    };
-    write().map_err(|source| io_error(path, source))
 }
 
 impl DecoderTensors<'_> {

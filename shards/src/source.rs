@@ -1,15 +1,42 @@
-//! Where a model comes from: a GGUF file or a folder in the format of Hugging Face.
+//! Where a model comes from: the formats, and the tensors of a GGUF file or of a folder in the
+//! format of Hugging Face.
 
 use std::path::Path;
 
 use crate::gguf::{GgmlType, Gguf};
 use crate::hugging_face::HfModel;
+use crate::ir_input::MODEL_FILE;
 use crate::manifest::WeightMode;
 use crate::shard::ShardError;
 use crate::tensor::{Encoding, Tensor};
 use crate::weights::layout;
 
-/// An opened model.
+/// The format of a model, as its path tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceFormat {
+    /// A GGUF file.
+    Gguf,
+    /// A folder with `config.json` and safetensors.
+    HuggingFace,
+    /// A folder with `openvino_model.xml`, whatever else it has, or an XML file.
+    OpenVino,
+}
+
+impl SourceFormat {
+    /// The format of what is at a path.
+    #[must_use]
+    pub fn of(path: &Path) -> Self {
+        let is_xml = path.extension().is_some_and(|extension| extension == "xml");
+        match path.is_dir() {
+            true if path.join(MODEL_FILE).is_file() => Self::OpenVino,
+            true => Self::HuggingFace,
+            false if is_xml => Self::OpenVino,
+            false => Self::Gguf,
+        }
+    }
+}
+
+/// An opened model whose tensors are found by name.
 #[derive(Debug)]
 pub(crate) enum Source {
     Gguf(Gguf),

@@ -65,7 +65,7 @@ impl DecoderConfig {
     pub(crate) fn read(source: &Source) -> Result<Self, ShardError> {
         let mut config = match source {
             Source::Gguf(gguf) => Self::read_gguf(gguf, source)?,
-            Source::HuggingFace(model) => Self::read_hugging_face(&model.config)?,
+            Source::HuggingFace(model) => Self::read_hugging_face(&model.config.model)?,
         };
         let Self { dims, rope, window, .. } = &mut config;
         // A window that no position leaves is none.

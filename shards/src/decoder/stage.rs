@@ -6,11 +6,12 @@ use std::ops::Range;
 use super::config::DecoderConfig;
 use super::linear::Input;
 use super::tensors::{DecoderTensors, Projection};
-use crate::floats::{CodedTensor, FloatPlan};
+use crate::floats::FloatPlan;
 use crate::ir::bin::BinWriter;
 use crate::ir::element::ElementType;
 use crate::ir::graph::{Graph, Value};
 use crate::manifest::WeightMode;
+use crate::shard::OnConverted;
 use crate::source::Source;
 use crate::weights::store::Stored;
 
@@ -24,10 +25,6 @@ pub(crate) struct StageBuilder<'a> {
     pub(crate) graph: Graph,
     pub(crate) on_converted: &'a mut OnConverted<'a>,
 }
-
-/// Told the source bytes of every tensor that has been written, and what became of it if it was
-/// coded anew.
-pub(crate) type OnConverted<'a> = dyn FnMut(u64, &[CodedTensor]) + 'a;
 
 /// What all stages of a model are built from.
 #[derive(Clone, Copy, Debug)]

@@ -1,13 +1,53 @@
-//! `config.json`, field by field, so that an error can name the field.
+//! The configuration of a model folder, field by field, so that an error can name the field.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::error::{HfError, HfErrorKind};
+use super::{CONFIG_FILE, GENERATION_CONFIG_FILE};
 use crate::bounded;
 
-/// The fields of a `config.json`.
+/// What a model folder says beside its weights.
+#[derive(Debug)]
+pub(crate) struct FolderConfig {
+    /// What the model is.
+    pub(crate) model: ConfigJson,
+    /// How to generate with it, if a file says so.
+    generation: Option<ConfigJson>,
+}
+
+impl FolderConfig {
+    /// Reads the files of a folder.
+    ///
+    /// # Errors
+    /// [`HfErrorKind::Io`] or [`HfErrorKind::Json`].
+    pub(crate) fn read(dir: &Path) -> Result<Self, HfError> {
+        let model = ConfigJson::read(&dir.join(CONFIG_FILE))?;
+        let generation = dir.join(GENERATION_CONFIG_FILE);
+        let generation = generation.is_file().then(|| ConfigJson::read(&generation)).transpose()?;
+        Ok(Self { model, generation })
+    }
+
+    /// The token that begins a text, if the model has one.
+    pub(crate) fn bos_token(&self) -> Result<Option<u32>, HfError> {
+        Ok(self.model.tokens("bos_token_id")?.first().copied())
+    }
+
+    /// All tokens after which generation is over, ascending. Instruction-tuned models tell the end
+    /// of a turn in the second file only.
+    pub(crate) fn eos_tokens(&self) -> Result<Vec<u32>, HfError> {
+        let mut tokens = self.model.tokens("eos_token_id")?;
+        if let Some(generation) = &self.generation {
+            tokens.extend(generation.tokens("eos_token_id")?);
+        }
+        tokens.sort_unstable();
+        tokens.dedup();
+        Ok(tokens)
+    }
+}
+
+/// The fields of a file in JSON.
 #[derive(Debug)]
 pub(crate) struct ConfigJson {
     path: PathBuf,

@@ -1,5 +1,6 @@
 //! A graph under construction: nodes in creation order, constants already in the weight file.
 
+use std::borrow::Cow;
 use std::io;
 
 use super::bin::{BinWriter, Span};
@@ -25,16 +26,31 @@ pub(crate) type Dim = Option<u64>;
 
 #[derive(Debug)]
 pub(super) struct Node {
-    pub(super) kind: &'static str,
-    pub(super) opset: &'static str,
+    pub(super) kind: Cow<'static, str>,
+    pub(super) opset: Cow<'static, str>,
     pub(super) name: String,
-    pub(super) attributes: Vec<(&'static str, String)>,
+    pub(super) attributes: Vec<(Cow<'static, str>, String)>,
     pub(super) inputs: Vec<Value>,
     pub(super) outputs: Vec<ElementType>,
     /// Tensor name of output 0, which is how callers find inputs and outputs.
     pub(super) tensor_name: Option<String>,
     /// Dimensions of output 0, written for people and for graph viewers where known.
     pub(super) dims: Vec<Dim>,
+    /// Further XML of the layer: runtime information, and the bodies of loops.
+    pub(super) extra: String,
+}
+
+/// A node of another graph, to be taken over as it is.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    pub(crate) kind: String,
+    pub(crate) opset: String,
+    pub(crate) name: String,
+    pub(crate) attributes: Vec<(String, String)>,
+    pub(crate) inputs: Vec<Value>,
+    pub(crate) outputs: Vec<ElementType>,
+    /// Further XML of the layer.
+    pub(crate) extra: String,
 }
 
 /// What an operation is, before its inputs are known.
@@ -50,12 +66,14 @@ pub(super) struct Operation {
 pub(crate) struct Graph {
     pub(super) nodes: Vec<Node>,
     pub(crate) bin: BinWriter,
+    /// XML behind the edges: what is to be known of the model as a whole.
+    pub(crate) model_info: String,
     scope: String,
 }
 
 impl Graph {
     pub(crate) fn new(bin: BinWriter) -> Self {
-        Self { nodes: Vec::new(), bin, scope: String::new() }
+        Self { nodes: Vec::new(), bin, model_info: String::new(), scope: String::new() }
     }
 
     /// Sets the prefix of the names of the nodes to come, for example `layers.3.attention`.
@@ -88,17 +106,43 @@ impl Graph {
         } else {
             format!("{}.{kind}_{index}", self.scope)
         };
+        let attributes = attributes.into_iter().map(|(key, value)| (key.into(), value)).collect();
         self.nodes.push(Node {
-            kind,
-            opset,
+            kind: kind.into(),
+            opset: opset.into(),
             name,
             attributes,
             inputs: inputs.to_vec(),
             outputs,
             tensor_name: None,
             dims: Vec::new(),
+            extra: String::new(),
         });
         index
+    }
+
+    /// Adds a node of another graph; returns its outputs.
+    pub(crate) fn copy(&mut self, copied: Copied) -> Vec<Value> {
+        let Copied { kind, opset, name, attributes, inputs, outputs, extra } = copied;
+        let node = self.nodes.len();
+        let values = outputs.iter().enumerate();
+        let values = values.map(|(output, element)| Value { node, output, element: *element });
+        let values = values.collect();
+        let attributes = attributes.into_iter().map(|(key, value)| (key.into(), value)).collect();
+        let (tensor_name, dims) = (None, Vec::new());
+        let (kind, opset) = (kind.into(), opset.into());
+        let node =
+            Node { kind, opset, name, attributes, inputs, outputs, tensor_name, dims, extra };
+        self.nodes.push(node);
+        values
+    }
+
+    /// Changes an attribute of the node that makes a value.
+    pub(crate) fn set_attribute(&mut self, value: Value, name: &str, text: String) {
+        let attributes = &mut self.nodes[value.node].attributes;
+        if let Some((_, old)) = attributes.iter_mut().find(|(key, _)| key == name) {
+            *old = text;
+        }
     }
 
     /// Adds a model input.

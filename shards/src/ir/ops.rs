@@ -173,6 +173,15 @@ impl Graph {
         self.add(operation("Concat", "opset1", &[("axis", &axis)]), parts, element)
     }
 
+    /// Puts zeros behind the end of each axis.
+    pub(crate) fn pad(&mut self, a: Value, ends: &[i64]) -> io::Result<Value> {
+        let begins = self.i64s(&vec![0; ends.len()])?;
+        let ends = self.i64s(ends)?;
+        let zero = self.f32s(&[], &[0.0])?;
+        let attributes = &[("pad_mode", "constant")];
+        Ok(self.add(operation("Pad", "opset1", attributes), &[a, begins, ends, zero], a.element))
+    }
+
     /// Takes `start..end` of one axis.
     pub(crate) fn slice(
         &mut self,

@@ -25,7 +25,7 @@ impl Graph {
                 )?;
             }
         }
-        writeln!(out, "</edges>\n</net>")
+        writeln!(out, "</edges>\n{}</net>", self.model_info)
     }
 }
 
@@ -67,11 +67,11 @@ fn write_layer(id: usize, node: &Node, out: &mut dyn Write) -> io::Result<()> {
         }
         writeln!(out, "</output>")?;
     }
-    writeln!(out, "</layer>")
+    writeln!(out, "{}</layer>", node.extra)
 }
 
 /// Escapes text for an XML attribute. Control characters, which XML cannot hold, become `_`.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -9,31 +9,31 @@ use stagebus_shards::{ShardSet, WeightMode, shard};
 use crate::Workshop;
 use crate::synthetic::Synthetic;
 
-fn children<'a>(node: Node<'a, 'a>, path: &[&'static str]) -> Vec<Node<'a, 'a>> {
+pub(crate) fn children<'a>(node: Node<'a, 'a>, path: &[&'static str]) -> Vec<Node<'a, 'a>> {
     path.iter().fold(vec![node], |nodes, tag| {
         let tag = *tag;
         nodes.into_iter().flat_map(|n| n.children().filter(move |c| c.has_tag_name(tag))).collect()
     })
 }
 
-fn attribute<'a>(node: Node<'a, 'a>, name: &str) -> &'a str {
+pub(crate) fn attribute<'a>(node: Node<'a, 'a>, name: &str) -> &'a str {
     node.attribute(name).unwrap_or_else(|| panic!("{node:?} has no attribute {name}"))
 }
 
-fn data<'a>(layer: Node<'a, 'a>, name: &str) -> &'a str {
+pub(crate) fn data<'a>(layer: Node<'a, 'a>, name: &str) -> &'a str {
     attribute(children(layer, &["data"])[0], name)
 }
 
 /// What a graph shows to its caller.
 #[derive(Debug, PartialEq)]
-struct Surface {
-    inputs: HashSet<(String, String)>,
-    outputs: HashSet<String>,
-    states: HashSet<String>,
+pub(crate) struct Surface {
+    pub(crate) inputs: HashSet<(String, String)>,
+    pub(crate) outputs: HashSet<String>,
+    pub(crate) states: HashSet<String>,
 }
 
 /// Checks ids, edges, constants and states of a graph; returns its surface.
-fn check_graph(xml: &str, bin_bytes: u64) -> Surface {
+pub(crate) fn check_graph(xml: &str, bin_bytes: u64) -> Surface {
     let document = Document::parse(xml).unwrap();
     let net = document.root_element();
     assert_eq!(attribute(net, "version"), "11");
@@ -88,20 +88,20 @@ fn check_constant(constant: Node<'_, '_>, bin_bytes: u64) {
     assert_eq!(offset % 64, 0);
     assert!(offset + size <= bin_bytes);
     let shape = data(constant, "shape");
-    let n: u64 =
-        shape.split(',').filter(|d| !d.is_empty()).map(|d| d.parse::<u64>().unwrap()).product();
+    let parsed = |dim: &str| dim.parse::<u64>().unwrap();
+    let n: u64 = shape.split(',').map(str::trim).filter(|d| !d.is_empty()).map(parsed).product();
     let bits = match data(constant, "element_type") {
         "i64" => 64,
         "f32" | "i32" => 32,
         "f16" | "bf16" => 16,
-        "i8" | "u8" => 8,
+        "i8" | "u8" | "boolean" => 8,
         "i4" | "u4" => 4,
         other => panic!("unexpected element type {other}"),
     };
     assert_eq!(size * 8, n * bits);
 }
 
-fn pairs(items: &[(&str, &str)]) -> HashSet<(String, String)> {
+pub(crate) fn pairs(items: &[(&str, &str)]) -> HashSet<(String, String)> {
     items.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
 }
 

@@ -12,6 +12,8 @@
 mod synthetic;
 
 mod graphs;
+mod ir;
+mod ir_refusals;
 mod outputs;
 mod refusals;
 

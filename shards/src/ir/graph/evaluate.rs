@@ -32,7 +32,7 @@ impl Evaluation<'_> {
     fn value(&self, value: Value) -> (Vec<usize>, Vec<f64>) {
         let node = &self.nodes[value.node];
         let input = |index: usize| self.value(node.inputs[index]);
-        match node.kind {
+        match &*node.kind {
             "Const" => self.constant(value),
             "Convert" => input(0),
             "Reshape" => {
