@@ -12,17 +12,18 @@
 mod models;
 mod wire;
 
-pub use models::{folder, gguf, manifest};
+pub use models::{folder, gguf, graph, manifest};
 pub use wire::{golden, message, request};
 
 /// A fuzz target.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 5] = [
+pub const TARGETS: [(&str, Target); 6] = [
     ("message", message),
     ("request", request),
     ("manifest", manifest),
     ("gguf", gguf),
     ("folder", folder),
+    ("graph", graph),
 ];

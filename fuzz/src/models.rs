@@ -27,7 +27,7 @@ pub fn gguf(data: &[u8]) {
     let folder = scratch();
     let file = folder.path().join("model.gguf");
     write(&file, data);
-    sharded(&file, folder.path());
+    sharded(&file, folder.path(), 1);
 }
 
 /// A folder with `config.json`, `tokenizer.json` and `model.safetensors`, up to the shard set that
@@ -41,13 +41,34 @@ pub fn folder(data: &[u8]) {
     write(&model.join("config.json"), config);
     write(&model.join("tokenizer.json"), tokenizer);
     write(&model.join("model.safetensors"), weights);
-    sharded(&model, folder.path());
+    sharded(&model, folder.path(), 1);
 }
 
-/// Cuts a model into as many stages as it bears; refusing it must leave nothing behind.
-fn sharded(source: &Path, folder: &Path) {
+/// A folder with an OpenVINO model, up to the shard set that is made of it. The graph stands before
+/// the weights, after its length in two bytes; the other files are sound.
+pub fn graph(data: &[u8]) {
+    const CONFIG: &[u8] = br#"{"max_position_embeddings": 16, "eos_token_id": 1}"#;
+    const TOKENIZER: &[u8] = br#"{"version": "1.0", "decoder": {"type": "ByteLevel"}, "model":
+        {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}}"#;
+    let Some((xml, weights)) = part(data) else { return };
+    let folder = scratch();
+    let model = folder.path().join("model");
+    fs::create_dir(&model).unwrap_or_else(|error| panic!("no room to work in: {error}"));
+    write(&model.join("config.json"), CONFIG);
+    write(&model.join("tokenizer.json"), TOKENIZER);
+    write(&model.join("openvino_model.bin"), weights);
+    write(&model.join("openvino_model.xml"), xml);
+    sharded(&model, folder.path(), 1);
+    sharded(&model, folder.path(), 2);
+}
+
+/// Cuts a model into stages; refusing it must leave nothing behind.
+fn sharded(source: &Path, folder: &Path, n_stages: usize) {
     let n_before = n_entries(folder);
-    let request = ShardRequest::new(source.to_owned(), folder.join("set"), 1);
+    let request = ShardRequest {
+        force: true,
+        ..ShardRequest::new(source.to_owned(), folder.join("set"), n_stages)
+    };
     match shard(&request, &mut |_| {}) {
         Ok(manifest) => {
             manifest.validate().unwrap_or_else(|error| panic!("our manifest: {error}"));

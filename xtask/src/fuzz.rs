@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::{cargo, place};
 
 /// The programs of the package `stagebus-fuzz`.
-const TARGETS: [&str; 5] = ["message", "request", "manifest", "gguf", "folder"];
+const TARGETS: [&str; 6] = ["message", "request", "manifest", "gguf", "folder", "graph"];
 
 /// Seconds for each target when nothing else is said.
 const SECONDS: u64 = 60;
