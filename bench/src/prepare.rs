@@ -290,7 +290,8 @@ mod tests {
 
     #[test]
     fn a_model_has_the_size_that_was_asked_for_or_the_one_that_fits() {
-        let layers = |format: Format, wanted, free| format.layers(wanted << 30, free << 30);
+        let layers =
+            |format: Format, wanted: u64, free: u64| format.layers(wanted << 30, free << 30);
         assert_eq!(layers(Format::Gguf, 28, 100), 57);
         assert_eq!(layers(Format::Gguf, 28, 20), 30);
         assert_eq!(layers(Format::Safetensors, 28, 100), 18);

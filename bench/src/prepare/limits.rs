@@ -147,7 +147,7 @@ struct Groups {
 impl Groups {
     fn make() -> io::Result<Self> {
         let root = Path::new("/sys/fs/cgroup");
-        let (parent, version) = match root.join("cgroup.controllers").exists() {
+        let (parent, version) = match root.join("cgroup.controllers").try_exists()? {
             true => (root.to_owned(), Version::Two),
             false => (root.join("memory"), Version::One),
         };
