@@ -8,7 +8,6 @@
 //! is stored. Each event names the one before it; the broker refuses an event of a coordinator
 //! that has been overtaken by another one.
 
-mod api;
 mod delivery;
 mod error;
 mod results;
@@ -32,8 +31,8 @@ pub use submit::Submitted;
 use crate::connection::Bus;
 use crate::error::PublishError;
 use crate::events::BusEvent;
+use crate::jetstream::{Api, ApiError};
 use crate::publish::public_headers;
-use api::Api;
 
 /// Header that tells in which delivery of the job an event was stored.
 const DELIVERY: &str = "Stagebus-Delivery";
@@ -160,10 +159,10 @@ impl JobStore {
             .header(EVENT_NAME, event.name.as_str())
             .expected_last_subject_sequence(event.after);
         let subject = self.subjects.result(request);
-        let fenced = match self.api.publish(&subject, message).await {
+        let fenced: JobError = match self.api.publish(&subject, message).await {
             Ok(stored) => return Ok(stored.sequence),
-            Err(error @ JobError::Fenced { .. }) => error,
-            Err(error) => return Err(error),
+            Err(error @ ApiError::WrongLast { .. }) => error.into(),
+            Err(error) => return Err(error.into()),
         };
         // The event in the way may be this one: it was stored and the word of that was lost.
         let last = self.api.last(&self.subjects.results_stream(), &subject).await?;

@@ -15,7 +15,8 @@
 //! delivers connection events to a callback of ours, which never blocks. Both end when the last
 //! [`Bus`], [`Subscription`] and [`EventStream`] of the connection is gone or [`Bus::drain`] was
 //! called; while the broker is away they go on trying until it is back or the runtime ends. A
-//! [`JobStore`] and a [`Results`] have one more each, also made by the client, which ends with them.
+//! [`JobStore`], a [`Results`], a [`ModelStore`] and an [`ObjectWriter`] have one more each, also made by
+//! the client, which ends with them.
 
 mod address;
 mod broker;
@@ -24,11 +25,13 @@ mod connection;
 mod credentials;
 mod error;
 mod events;
+mod jetstream;
 mod jobs;
 mod options;
 mod publish;
 mod request;
 mod settings;
+mod store;
 mod stream;
 mod subscription;
 mod switch;
@@ -48,6 +51,9 @@ pub use jobs::{
 pub use options::BusOptions;
 pub use settings::SeedError;
 pub use stagebus_schemas::access::Role;
+pub use store::{
+    ModelStore, NewObject, ObjectReader, ObjectWriter, PART_BYTES, Part, StoreError, StoredObject,
+};
 pub use stream::EventStream;
 pub use subscription::{Delivery, Subscription};
 pub use switch::Switch;

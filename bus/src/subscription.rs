@@ -22,6 +22,8 @@ pub struct Delivery {
     /// True: nobody listens on the subject that was published to, and this is the broker's
     /// answer, or that of the [`Switch`], with an empty payload.
     pub no_responders: bool,
+    /// Status of an answer of the broker's own.
+    pub(crate) status: Option<u16>,
     subject: Subject,
     reply: Option<Subject>,
     headers: Option<HeaderMap>,
@@ -33,6 +35,7 @@ impl Delivery {
         Self {
             payload,
             no_responders: false,
+            status: None,
             subject: subject.into(),
             reply: reply.map(Subject::from),
             headers: None,
@@ -110,6 +113,7 @@ impl From<Message> for Delivery {
     fn from(message: Message) -> Self {
         Self {
             no_responders: message.status == Some(StatusCode::NO_RESPONDERS),
+            status: message.status.map(|status| status.as_u16()),
             payload: message.payload,
             subject: message.subject,
             reply: message.reply,

@@ -10,6 +10,7 @@ pub mod codec;
 pub mod error;
 pub mod ids;
 pub mod messages;
+pub mod store;
 pub mod subjects;
 pub mod tensor;
 pub mod trace;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use stagebus_schemas::codec::CodecError;
 
 use crate::error::PublishError;
+use crate::jetstream::ApiError;
 use crate::violation::Violation;
 
 pub(super) type Source = Box<dyn std::error::Error + Send + Sync>;
@@ -120,4 +121,19 @@ pub enum JobError {
     /// The message was not sent.
     #[error("message was not sent")]
     Publish(#[from] PublishError),
+}
+
+impl From<ApiError> for JobError {
+    fn from(error: ApiError) -> Self {
+        match error {
+            ApiError::NoJetStream => Self::NoJetStream,
+            ApiError::NoAnswer { subject, timeout } => Self::NoAnswer { subject, timeout },
+            ApiError::Forbidden(violation) => Self::Forbidden(violation),
+            ApiError::NoStream { subject } => Self::NoStream { subject },
+            ApiError::WrongLast { subject } => Self::Fenced { subject },
+            ApiError::Refused { subject, code, source } => Self::Refused { subject, code, source },
+            ApiError::Request { subject, source } => Self::Request { subject, source },
+            ApiError::Publish(error) => Self::Publish(error),
+        }
+    }
 }

@@ -15,10 +15,10 @@ use stagebus_schemas::messages::public::Event;
 use stagebus_schemas::subjects::Subjects;
 
 use super::DELIVERY;
-use super::api::Api;
 use super::error::JobError;
 use crate::connection::Bus;
 use crate::events::{BusEvent, BusEvents};
+use crate::jetstream::Api;
 use crate::subscription::read_headers;
 
 /// How long one question for more events stands. A broker that comes back without our consumer is

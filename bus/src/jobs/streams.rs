@@ -10,8 +10,8 @@ use stagebus_schemas::access::JOB_CONSUMER as CONSUMER;
 use stagebus_schemas::subjects::Subjects;
 
 use super::JobLimits;
-use super::api::Api;
 use super::error::JobError;
+use crate::jetstream::{Api, ApiError};
 
 /// Jobs that all coordinators together may hold; beyond that the broker hands out none.
 const MAX_HELD: i64 = 65_536;
@@ -94,12 +94,12 @@ async fn ensure_stream(api: &Api, wanted: Config) -> Result<(), JobError> {
     let stream = wanted.name.clone();
     let found = match api.request::<Info>(&format!("STREAM.INFO.{stream}"), &json!({})).await {
         Ok(info) => info.config,
-        Err(JobError::NoStream { .. }) => {
+        Err(ApiError::NoStream { .. }) => {
             // Another coordinator may be as fast: making the same stream again changes nothing.
             let _made: Info = api.request(&format!("STREAM.CREATE.{stream}"), &wanted).await?;
             return Ok(());
         }
-        Err(error) => return Err(error),
+        Err(error) => return Err(error.into()),
     };
     check(&stream, "retention", &found.retention, &wanted.retention)?;
     let mut subjects = found.subjects.clone();

@@ -7,10 +7,10 @@ use stagebus_schemas::ids::RequestId;
 use stagebus_schemas::messages::public::PromptRequest;
 use stagebus_schemas::subjects::Subjects;
 
-use super::api::Api;
 use super::error::JobError;
 use crate::connection::Bus;
 use crate::error::PublishError;
+use crate::jetstream::{Api, ApiError};
 use crate::publish::CONTENT_TYPE;
 
 /// A request that the broker has stored.
@@ -54,10 +54,10 @@ impl Bus {
             Ok(ack) => {
                 Ok(Submitted { request: name, sequence: ack.sequence, duplicate: ack.duplicate })
             }
-            Err(JobError::Refused { code, .. }) if code == ErrorCode::STREAM_STORE_FAILED.0 => {
+            Err(ApiError::Refused { code, .. }) if code == ErrorCode::STREAM_STORE_FAILED.0 => {
                 Err(JobError::QueueFull { subject })
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -6,6 +6,7 @@ mod faults;
 mod jobs;
 mod messages;
 mod security;
+mod store;
 mod streams;
 mod switch;
 

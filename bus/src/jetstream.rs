@@ -11,11 +11,12 @@ use async_nats::jetstream::{Context, ErrorCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::error::{JobError, Source};
 use crate::connection::Bus;
 use crate::error::PublishError;
 use crate::events::is_answer_inbox;
 use crate::violation::{Operation, Violation};
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// How long JetStream may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,18 +24,45 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// What the subjects of JetStream's requests begin with.
 const API: &str = "$JS.API.";
 
+/// Why JetStream did not do what it was asked for.
+#[derive(Debug)]
+pub(crate) enum ApiError {
+    /// The broker runs without JetStream.
+    NoJetStream,
+    /// No answer came.
+    NoAnswer { subject: String, timeout: Duration },
+    /// The broker's permissions forbid the request, or its answers.
+    Forbidden(Violation),
+    /// There is no such stream.
+    NoStream { subject: String },
+    /// The message that should be the last one is another one.
+    WrongLast { subject: String },
+    /// JetStream refused.
+    Refused { subject: String, code: u64, source: async_nats::jetstream::Error },
+    /// The request could not be made, or its answer not be read.
+    Request { subject: String, source: Source },
+    /// The message was not sent.
+    Publish(PublishError),
+}
+
 /// The JetStream of a connection.
 #[derive(Debug, Clone)]
-pub(super) struct Api {
-    pub(super) context: Context,
+pub(crate) struct Api {
+    pub(crate) context: Context,
     bus: Bus,
+    /// How long it may take to answer.
+    timeout: Duration,
 }
 
 impl Api {
-    pub(super) fn new(bus: &Bus) -> Self {
-        let context =
-            ContextBuilder::new().timeout(TIMEOUT).ack_timeout(TIMEOUT).build(bus.client.clone());
-        Self { context, bus: bus.clone() }
+    pub(crate) fn new(bus: &Bus) -> Self {
+        Self::with_timeout(bus, TIMEOUT)
+    }
+
+    /// The same with another time to answer, for messages that are large or wait behind others.
+    pub(crate) fn with_timeout(bus: &Bus, timeout: Duration) -> Self {
+        let context = ContextBuilder::new().timeout(timeout).ack_timeout(timeout);
+        Self { context: context.build(bus.client.clone()), bus: bus.clone(), timeout }
     }
 
     /// Waits for an answer, or for the broker's word that this role may not ask.
@@ -42,10 +70,10 @@ impl Api {
         &self,
         subject: &str,
         answer: impl Future<Output = T>,
-    ) -> Result<T, JobError> {
+    ) -> Result<T, ApiError> {
         let mut refusals = self.bus.refusals();
         if let Some(violation) = self.bus.signals.answers_refused() {
-            return Err(violation.into());
+            return Err(ApiError::Forbidden(violation));
         }
         let concerns = |violation: &Violation| {
             let refused = violation.subject.as_str();
@@ -55,53 +83,61 @@ impl Api {
         };
         tokio::select! {
             answer = answer => Ok(answer),
-            violation = refusals.of(concerns) => Err(violation.into()),
+            violation = refusals.of(concerns) => Err(ApiError::Forbidden(violation)),
         }
     }
 
     /// Sends a request; `Err(Refused)` holds what JetStream says.
-    pub(super) async fn request<T: DeserializeOwned>(
+    pub(crate) async fn request<T: DeserializeOwned>(
         &self,
         subject: &str,
         payload: &impl Serialize,
-    ) -> Result<T, JobError> {
+    ) -> Result<T, ApiError> {
         let answer = self.context.request::<_, _, Response<T>>(subject.to_owned(), payload);
         match self.unless_forbidden(subject, answer).await? {
             Ok(Response::Ok(value)) => Ok(value),
             Ok(Response::Err { error }) => Err(refused(subject, error)),
             Err(error) => Err(match error.kind() {
-                RequestErrorKind::NoResponders => JobError::NoJetStream,
-                RequestErrorKind::TimedOut => no_answer(subject),
-                _ => JobError::Request { subject: subject.to_owned(), source: Box::new(error) },
+                RequestErrorKind::NoResponders => ApiError::NoJetStream,
+                RequestErrorKind::TimedOut => no_answer(subject, self.timeout),
+                _ => ApiError::Request { subject: subject.to_owned(), source: Box::new(error) },
             }),
         }
     }
 
     /// Stores a message and waits for the word that it is stored.
-    pub(super) async fn publish(
+    pub(crate) async fn publish(
         &self,
         subject: &str,
         message: PublishMessage,
-    ) -> Result<PublishAck, JobError> {
+    ) -> Result<PublishAck, ApiError> {
         let stored = async {
             match self.context.send_publish(subject.to_owned(), message).await {
                 Ok(sent) => sent.await,
                 Err(error) => Err(error),
             }
         };
-        let error = match self.unless_forbidden(subject, stored).await? {
-            Ok(ack) => return Ok(ack),
-            Err(error) => error,
-        };
-        Err(match error.kind() {
-            PublishErrorKind::StreamNotFound => JobError::NoStream { subject: subject.to_owned() },
-            PublishErrorKind::WrongLastSequence => JobError::Fenced { subject: subject.to_owned() },
-            PublishErrorKind::TimedOut => no_answer(subject),
+        let stored = self.unless_forbidden(subject, stored).await?;
+        stored.map_err(|error| self.publish_error(subject, error))
+    }
+
+    /// Classifies why a message is not stored, or not known to be.
+    pub(crate) fn publish_error(
+        &self,
+        subject: &str,
+        error: async_nats::jetstream::context::PublishError,
+    ) -> ApiError {
+        match error.kind() {
+            PublishErrorKind::StreamNotFound => ApiError::NoStream { subject: subject.to_owned() },
+            PublishErrorKind::WrongLastSequence => {
+                ApiError::WrongLast { subject: subject.to_owned() }
+            }
+            PublishErrorKind::TimedOut => no_answer(subject, self.timeout),
             PublishErrorKind::MaxPayloadExceeded => {
                 let limit = self.context.client().max_payload();
-                PublishError::PayloadTooLarge { bytes: limit, limit }.into()
+                ApiError::Publish(PublishError::PayloadTooLarge { bytes: limit, limit })
             }
-            PublishErrorKind::BrokenPipe => PublishError::Closed.into(),
+            PublishErrorKind::BrokenPipe => ApiError::Publish(PublishError::Closed),
             PublishErrorKind::WrongLastMessageId
             | PublishErrorKind::MaxAckPending
             | PublishErrorKind::Other => {
@@ -110,20 +146,20 @@ impl Api {
                 match said {
                     Some(said) => refused(subject, Clone::clone(said)),
                     None => {
-                        JobError::Request { subject: subject.to_owned(), source: Box::new(error) }
+                        ApiError::Request { subject: subject.to_owned(), source: Box::new(error) }
                     }
                 }
             }
-        })
+        }
     }
 
     /// The last message on a subject of a stream; nothing if there is none.
-    pub(super) async fn last(
+    pub(crate) async fn last(
         &self,
         stream: &str,
         subject: &str,
-    ) -> Result<Option<StreamMessage>, JobError> {
-        let failed = |source: Source| JobError::Request { subject: subject.to_owned(), source };
+    ) -> Result<Option<StreamMessage>, ApiError> {
+        let failed = |source: Source| ApiError::Request { subject: subject.to_owned(), source };
         let stream = self.context.get_stream_no_info(stream).await;
         let stream = stream.map_err(|error| failed(Box::new(error)))?;
         match stream.get_last_raw_message_by_subject(subject).await {
@@ -139,16 +175,16 @@ impl Api {
     }
 }
 
-fn refused(subject: &str, error: async_nats::jetstream::Error) -> JobError {
+fn refused(subject: &str, error: async_nats::jetstream::Error) -> ApiError {
     match error.error_code() {
         ErrorCode::JETSTREAM_NOT_ENABLED | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT => {
-            JobError::NoJetStream
+            ApiError::NoJetStream
         }
-        ErrorCode::STREAM_NOT_FOUND => JobError::NoStream { subject: subject.to_owned() },
-        code => JobError::Refused { subject: subject.to_owned(), code: code.0, source: error },
+        ErrorCode::STREAM_NOT_FOUND => ApiError::NoStream { subject: subject.to_owned() },
+        code => ApiError::Refused { subject: subject.to_owned(), code: code.0, source: error },
     }
 }
 
-fn no_answer(subject: &str) -> JobError {
-    JobError::NoAnswer { subject: subject.to_owned(), timeout: TIMEOUT }
+fn no_answer(subject: &str, timeout: Duration) -> ApiError {
+    ApiError::NoAnswer { subject: subject.to_owned(), timeout }
 }
