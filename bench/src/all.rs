@@ -106,7 +106,7 @@ async fn scenario(args: &AllArgs, listed: &Listed, quiet: bool) -> anyhow::Resul
 
 /// These measure no model.
 fn takes_model(name: &str) -> bool {
-    !["hop", "gateway", "link"].contains(&name)
+    !["hop", "gateway", "delivery", "link"].contains(&name)
 }
 
 /// The last line is the JSON object, everything before it is for people.

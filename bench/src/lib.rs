@@ -6,8 +6,8 @@
 //! - [`link`]: a slow, narrow or lossy way to a broker, for the scenarios over wide areas.
 //! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
 //! - One module per scenario: [`parity`], [`users`], [`speculation`], [`wan`], [`head`], [`prefill`],
-//!   [`long`], [`faults`], [`hop`], [`gateway`], [`link::accuracy`], [`wire`]. A scenario checks tokens first, measures its variants in
-//!   turn within one run, and ends with its claims.
+//!   [`long`], [`faults`], [`hop`], [`gateway`], [`delivery`], [`link::accuracy`], [`wire`]. A scenario checks tokens
+//!   first, measures its variants in turn within one run, and ends with its claims.
 //! - [`all`]: every scenario in a process of its own, and a folder of results.
 //!
 //! The subcommands [`engine_decode`], [`shard_once`] and [`rewind_once`] are the measured child processes; they are
@@ -22,6 +22,7 @@
 pub mod all;
 pub mod busy;
 pub mod contender;
+pub mod delivery;
 pub mod engine_decode;
 pub mod faults;
 pub mod fleet_run;
@@ -42,6 +43,7 @@ pub mod prepare;
 pub mod prompts;
 pub mod random_folder;
 pub mod random_gguf;
+pub mod random_shard_set;
 pub mod rewind_once;
 pub mod shard_once;
 pub mod speculation;
@@ -104,6 +106,7 @@ const SCENARIOS: &[Listed] = &[
     Listed { name: "hop", claims: hop::CLAIMS, quick: &["--rounds", "1", "--messages", "50"] },
     Listed { name: "gateway", claims: gateway::CLAIMS, quick: &["--quick"] },
     Listed { name: "prepare", claims: prepare::CLAIMS, quick: &["--gib", "4"] },
+    Listed { name: "delivery", claims: delivery::CLAIMS, quick: &["--mib", "64"] },
     Listed { name: "link", claims: link::accuracy::CLAIMS, quick: &["--pings", "20"] },
 ];
 
@@ -133,6 +136,8 @@ enum Scenario {
     Gateway(gateway::GatewayArgs),
     /// Models of 70B shape cut into stages, and a model on nodes too small for it
     Prepare(prepare::PrepareArgs),
+    /// A shard set through the broker's store, over a way that breaks
+    Delivery(delivery::DeliveryArgs),
     /// The link emulator: delays and rates asked for against measured
     Link(link::accuracy::LinkArgs),
     /// Number formats of the hidden states on the wire: bytes, time, and what they change
@@ -171,6 +176,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Hop(args)) => hop::run(args, quiet).await,
             Some(Scenario::Gateway(args)) => gateway::run(args, quiet).await,
             Some(Scenario::Prepare(args)) => prepare::run(args, quiet).await,
+            Some(Scenario::Delivery(args)) => delivery::run(args, quiet).await,
             Some(Scenario::Link(args)) => link::accuracy::run(&args, quiet),
             Some(Scenario::All(args)) => all::run(args, SCENARIOS, quiet).await,
             Some(Scenario::Wire(args)) => wire::run(args, quiet).await,

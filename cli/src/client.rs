@@ -34,8 +34,15 @@ impl ClientArgs {
     /// # Errors
     /// As [`Self::connect`].
     pub async fn connect_as(&self, role: Role<'_>, name: &str) -> anyhow::Result<Bus> {
-        let options = BusOptions::from_settings(&self.broker_settings()?, role, name)?;
-        Ok(Bus::connect(options).await?)
+        Ok(Bus::connect(self.options(role, name)?).await?)
+    }
+
+    /// How to connect in a role.
+    ///
+    /// # Errors
+    /// Configuration that is wrong.
+    pub fn options(&self, role: Role<'_>, name: &str) -> anyhow::Result<BusOptions> {
+        Ok(BusOptions::from_settings(&self.broker_settings()?, role, name)?)
     }
 
     /// The settings that the client's own flags make.

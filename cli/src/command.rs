@@ -21,6 +21,9 @@ use crate::jobs::results::{self, ResultsArgs};
 use crate::jobs::submit::{self, SubmitArgs};
 use crate::keys::{self, KeysArgs};
 use crate::man::{self, ManArgs};
+use crate::models::{self, ModelsArgs};
+use crate::pull::{self, PullArgs};
+use crate::push::{self, PushArgs};
 use crate::shard::{self, ShardArgs};
 use crate::status::{self, StatusArgs};
 use crate::top::{self, TopArgs};
@@ -30,18 +33,24 @@ const WORKER_EXAMPLES: &str = "Examples:
   stagebus worker --shards shards/smollm2 --stage 0
   stagebus worker --config stagebus.toml --shards shards/smollm2 --stage 1 --device GPU
   stagebus worker --shards shards/smollm2 --stage 1 --set broker.url=nats://127.0.0.1:4222
+  stagebus worker --model smollm2 --stage 1
+  stagebus worker
 
-Prints one line of JSON when it is ready. The first Ctrl-C lets running sessions finish.
-The program stage-worker is the same.";
+Without --shards the shard is pulled from the broker, where `stagebus push` has stored it, and kept in
+a cache folder. Without --stage too the worker takes the stage that needs it most. Prints one line of
+JSON when it is ready. The first Ctrl-C lets running sessions finish. The program stage-worker is the
+same.";
 
 const COORDINATOR_EXAMPLES: &str = "Examples:
   stagebus coordinator --shards shards/smollm2
   stagebus coordinator --config stagebus.toml --shards shards/smollm2 --wait-for-workers
   stagebus coordinator --shards shards/smollm2 --host-stage0 --set worker.threads=4
+  stagebus coordinator --model smollm2
 
 Reads manifest, tokenizer and chat template of the shard set, no weights unless it hosts the first
-stage: then that hop costs nothing, which counts where the broker is far away. Prints one line of
-JSON when it is ready. The first Ctrl-C lets running requests finish. The program coordinator is the
+stage: then that hop costs nothing, which counts where the broker is far away. Without --shards it
+pulls them from the broker, where `stagebus push` has stored them. Prints one line of JSON when it is
+ready. The first Ctrl-C lets running requests finish. The program coordinator is the
 same, but hosts no stage.";
 
 const GATEWAY_EXAMPLES: &str = "Examples:
@@ -86,6 +95,12 @@ pub struct Cli {
 pub enum Command {
     /// Cut a model into stages
     Shard(ShardArgs),
+    /// Store a shard set on the broker, for workers and coordinators to pull
+    Push(PushArgs),
+    /// Fetch a shard set from the broker into a folder
+    Pull(PullArgs),
+    /// Show what the broker has stored, or remove it
+    Models(ModelsArgs),
     /// Run one stage of a model, until interrupted
     #[command(after_help = WORKER_EXAMPLES)]
     Worker(WorkerArgs),
@@ -134,6 +149,9 @@ pub enum Command {
 pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
     match cli.command {
         Command::Shard(args) => shard::run(args, cli.quiet, stop).await,
+        Command::Push(args) => push::run(args, cli.quiet, stop).await,
+        Command::Pull(args) => pull::run(args, cli.quiet, stop).await,
+        Command::Models(args) => models::run(args).await,
         Command::Worker(args) => {
             Box::pin(stagebus_worker::serve_until_signalled(args)).await?;
             Ok(Outcome::Good)

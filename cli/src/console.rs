@@ -36,6 +36,13 @@ pub fn note(text: &str) {
     drop(writeln!(io::stderr().lock(), "{text}"));
 }
 
+/// A size for people.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
 fn closed_is_fine(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

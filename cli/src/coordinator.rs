@@ -37,7 +37,9 @@ const THREAD: &str = "hosted-stage";
 /// that did not end in time.
 pub async fn run(args: CoordinatorArgs, stop: CancellationToken) -> anyhow::Result<Outcome> {
     let process = args.process.clone();
-    let mut prepared = stagebus_coordinator::prepare(args, &stop).await?;
+    let Some(mut prepared) = stagebus_coordinator::prepare(args, &stop).await? else {
+        return Ok(Outcome::Good);
+    };
     if !prepared.config.settings.host_stage0 {
         stagebus_coordinator::serve(prepared, stop).await?;
         return Ok(Outcome::Good);

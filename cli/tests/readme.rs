@@ -7,7 +7,7 @@ use stagebus_coordinator::CoordinatorSettings;
 use stagebus_gateway::GatewaySettings;
 use stagebus_schemas::error::ErrorClass;
 use stagebus_settings::{
-    BrokerSettings, LogSettings, MetricsSettings, TelemetrySettings, environment,
+    BrokerSettings, LogSettings, MetricsSettings, StoreSettings, TelemetrySettings, environment,
 };
 use stagebus_worker::WorkerSettings;
 
@@ -58,6 +58,7 @@ fn the_configuration_table_has_every_key_with_its_default() {
         ("log", serde_json::to_value(LogSettings::default())),
         ("metrics", serde_json::to_value(MetricsSettings::default())),
         ("telemetry", serde_json::to_value(TelemetrySettings::default())),
+        ("store", serde_json::to_value(StoreSettings::default())),
     ];
     for (name, value) in tables {
         flatten(name, &value.expect("settings can be represented"), &mut expected);

@@ -11,7 +11,7 @@ use stagebus_bus::Switch;
 use stagebus_draft::alternatives::MAX_ALTERNATIVES;
 use stagebus_draft::control::MAX_DRAFT_TOKENS;
 use stagebus_draft::windows::MAX_WINDOWS;
-use stagebus_schemas::ids::WorkerId;
+use stagebus_schemas::ids::{ModelName, WorkerId};
 use stagebus_schemas::messages::control::HeadMode;
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_settings::BrokerSettings;
@@ -151,6 +151,12 @@ pub struct DraftSettingError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CoordinatorSettings {
+    /// Model whose shard set is pulled from the broker where no folder is given; the only one that
+    /// the broker has when absent.
+    pub model: Option<ModelName>,
+    /// Fingerprint of the shard set that is pulled, or its beginning; the one that was pushed last
+    /// when absent.
+    pub fingerprint: Option<String>,
     /// Sessions that run at the same time; more requests wait.
     pub max_sessions: usize,
     /// Requests that wait for a session; more are answered "overloaded" at once.
@@ -218,6 +224,8 @@ pub struct CoordinatorSettings {
 impl Default for CoordinatorSettings {
     fn default() -> Self {
         Self {
+            model: None,
+            fingerprint: None,
             max_sessions: 64,
             max_queued: 256,
             max_per_client: 0,

@@ -53,7 +53,7 @@ use crate::state::{Model, Name, State, StepLimits};
 use steps::StepMessages;
 
 /// How long the start waits for a broker that is not there yet.
-const CONNECT_WAIT: Duration = Duration::from_secs(10);
+pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(10);
 
 /// Messages that wait in one subscription. Head rows are bounded by the steps under way; prompts
 /// beyond this number, come faster than they can be refused, are dropped by the client.

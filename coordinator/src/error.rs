@@ -1,6 +1,7 @@
 //! Why a coordinator does not start, or ends.
 
 use stagebus_bus::{BusError, JobError, PublishError, SeedError, SubscribeError, Violation};
+use stagebus_delivery::DeliveryError;
 use stagebus_draft::drafter::DraftLoadError;
 use stagebus_schemas::ids::IdError;
 use stagebus_settings::logging::LogError;
@@ -27,6 +28,9 @@ pub enum CoordinatorError {
     /// Metrics or traces have no way out.
     #[error("the coordinator cannot show what it is asked to")]
     Telemetry(#[from] TelemetryError),
+    /// The shard set cannot be pulled from the broker.
+    #[error("shard set cannot be pulled")]
+    Delivery(#[from] DeliveryError),
     /// The shard set cannot be used.
     #[error("shard set cannot be used")]
     Shards(#[from] ShardSetError),

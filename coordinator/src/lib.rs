@@ -20,6 +20,7 @@ mod outbox;
 mod prefill;
 mod prefixes;
 mod process;
+mod pulling;
 mod session;
 #[cfg(test)]
 #[path = "../tests/support/shard_set.rs"]

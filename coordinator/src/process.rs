@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::Serialize;
+use stagebus_schemas::ids::ModelName;
 use stagebus_settings::{ListenAddress, Overrides, ProcessArgs, logging, process};
 use stagebus_telemetry::Telemetry;
 use tokio_util::sync::CancellationToken;
@@ -12,6 +13,7 @@ use tracing::{error, info};
 use crate::config::{CoordinatorConfig, CoordinatorSettings};
 use crate::coordinator::{Ready, run};
 use crate::error::CoordinatorError;
+use crate::pulling;
 
 /// Name of the process in traces.
 const SERVICE: &str = "stagebus-coordinator";
@@ -20,9 +22,14 @@ const SERVICE: &str = "stagebus-coordinator";
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 #[derive(Debug, Clone, clap::Args)]
 pub struct CoordinatorArgs {
-    /// Folder of the shard set; its manifest, tokenizer and chat template are read
-    #[arg(long, value_name = "DIR")]
-    pub shards: PathBuf,
+    /// Folder of the shard set; its manifest, tokenizer and chat template are read. Without it they
+    /// are pulled from the broker
+    #[arg(long, value_name = "DIR", conflicts_with = "model")]
+    pub shards: Option<PathBuf>,
+
+    /// Model whose shard set is pulled from the broker; the only one that it has, when absent
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<ModelName>,
 
     /// Run a worker of the first stage in this process, with the settings of the table `worker`;
     /// the program coordinator cannot
@@ -56,17 +63,19 @@ pub struct Prepared {
     pub telemetry: Telemetry,
 }
 
-/// Loads the configuration, starts logging and listens for scrapers. If the flags say so, `shutdown`
-/// is cancelled when standard input ends.
+/// Loads the configuration, starts logging, listens for scrapers and pulls what is not on this
+/// machine. If the flags say so, `shutdown` is cancelled when standard input ends. Nothing comes back
+/// if it is cancelled before all is here.
 ///
 /// # Errors
 /// [`CoordinatorError`].
 pub async fn prepare(
     args: CoordinatorArgs,
     shutdown: &CancellationToken,
-) -> Result<Prepared, CoordinatorError> {
+) -> Result<Option<Prepared>, CoordinatorError> {
     let mut flags = Overrides::default();
     flags
+        .set_some("coordinator.model", args.model, "--model")
         .set_some("coordinator.host_stage0", args.host_stage0.then_some(true), "--host-stage0")
         .set_some("metrics.listen", args.metrics_listen, "--metrics-listen");
     let loaded = args.process.load::<CoordinatorSettings>("coordinator", &flags)?;
@@ -76,15 +85,23 @@ pub async fn prepare(
         process::watch_parent(shutdown.clone()).map_err(CoordinatorError::Thread)?;
     }
     let mut telemetry = Telemetry::start(&loaded.metrics, &loaded.telemetry, SERVICE).await?;
+    loaded.process.validate()?;
+    let shards = match args.shards {
+        Some(shards) => shards,
+        None => tokio::select! {
+            pulled = pulling::pull(&loaded.broker, &loaded.store, &loaded.process) => pulled?,
+            () = shutdown.cancelled() => return Ok(None),
+        },
+    };
     let config = CoordinatorConfig {
-        shards: args.shards,
+        shards,
         broker: loaded.broker,
         settings: loaded.process,
         wait_for_workers: args.wait_for_workers,
         hosted: None,
         telemetry: telemetry.coordinator(),
     };
-    Ok(Prepared { config, telemetry })
+    Ok(Some(Prepared { config, telemetry }))
 }
 
 /// Runs a coordinator until `shutdown` is cancelled, and prints one line of JSON on standard output
@@ -110,8 +127,13 @@ pub async fn serve(
 pub async fn serve_until_signalled(args: CoordinatorArgs) -> Result<(), CoordinatorError> {
     let shutdown = CancellationToken::new();
     // Later signals change nothing: every wait after the first has a bound.
-    let prepared = prepare(args, &shutdown).await?;
-    process::with_signals(Box::pin(serve(prepared, shutdown.clone())), |_| shutdown.cancel())
+    let work = async {
+        match prepare(args, &shutdown).await? {
+            Some(prepared) => serve(prepared, shutdown.clone()).await,
+            None => Ok(()),
+        }
+    };
+    process::with_signals(Box::pin(work), |_| shutdown.cancel())
         .await
         .map_err(CoordinatorError::Signals)?
 }

@@ -39,6 +39,9 @@ function problemText(problem) {
         : "No coordinator is there.";
     case "stage_empty": {
       const parts = [`Stage ${problem.stage} has nobody`];
+      if (problem.n_starting > 0) {
+        parts.push(`${problem.n_starting} starting`);
+      }
       if (problem.n_leaving > 0) {
         parts.push(`${problem.n_leaving} leaving`);
       }

@@ -21,8 +21,11 @@ pub(crate) fn users(holders: &[Holder]) -> Result<String, KeyError> {
          # server read it again: nats-server --signal reload\n\
          authorization {\n  timeout: 10\n  users: [\n",
     );
+    let mut served: Vec<_> = holders.iter().filter_map(Holder::only_model).cloned().collect();
+    served.sort();
+    served.dedup();
     for holder in holders {
-        let Permissions { publish, publish_denied, subscribe } = holder.permissions()?;
+        let Permissions { publish, publish_denied, subscribe } = holder.permissions(&served)?;
         let mut publish = format!("allow: {}", list(&publish));
         if !publish_denied.is_empty() {
             publish.push_str(&format!(", deny: {}", list(&publish_denied)));
@@ -47,13 +50,17 @@ fn list(subjects: &[String]) -> String {
     format!("[{}]", quoted.join(", "))
 }
 
-/// Writes a holder's configuration; without a seed of ours the line is left to the holder.
-pub(crate) fn holder(host: &str, port: u16) -> String {
+/// Writes the configuration of a holder, with the model that a worker or coordinator serves.
+pub(crate) fn holder(holder: &Holder, host: &str, port: u16) -> String {
     // An address with colons stands in brackets.
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-    format!(
+    let mut text = format!(
         "# Written by `stagebus keys`. Paths start in this file's folder.\n\
          [broker]\nurl = \"tls://{host}:{port}\"\nnkey_seed_file = \"seed.nk\"\n\n\
          [broker.tls]\nca_file = \"ca.pem\"\n"
-    )
+    );
+    if let Some(model) = holder.only_model() {
+        text.push_str(&format!("\n[{}]\nmodel = \"{model}\"\n", holder.role.as_str()));
+    }
+    text
 }

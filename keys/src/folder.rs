@@ -198,7 +198,7 @@ impl KeyFolder {
         let ca = fs::read_to_string(&ca).map_err(files::failed(&ca))?;
         files::write(&folder.join(CA), &ca)?;
         let host = self.list.hosts.first().map_or("localhost", String::as_str);
-        let text = configuration::holder(host, configuration::PORT);
+        let text = configuration::holder(&holder, host, configuration::PORT);
         files::write(&folder.join("stagebus.toml"), &text)?;
         self.list.keys.push(holder);
         Ok(())

@@ -68,6 +68,11 @@ pub struct Holder {
 }
 
 impl Holder {
+    /// The model of a coordinator's or worker's key.
+    pub(crate) fn only_model(&self) -> Option<&ModelName> {
+        self.models.first().filter(|_| self.role.is_of_one_model())
+    }
+
     /// Checks rights and public key.
     ///
     /// # Errors
@@ -90,16 +95,19 @@ impl Holder {
         Ok(Self { name, role, models, results, public_key })
     }
 
-    /// The subjects that the holder may use.
+    /// The subjects that the holder may use, in a fleet that serves the models `served`.
     ///
     /// # Errors
     /// [`KeyError::Models`], for a list that was written by hand.
-    pub(crate) fn permissions(&self) -> Result<Permissions, KeyError> {
+    pub(crate) fn permissions(&self, served: &[ModelName]) -> Result<Permissions, KeyError> {
         match (self.role, self.models.as_slice()) {
             (HolderRole::Client, models) => {
                 Ok(Permissions::client(&self.public_key, models, self.results))
             }
-            (HolderRole::Operator, models) => Ok(Permissions::operator(&self.public_key, models)),
+            (HolderRole::Operator, models) => {
+                let stored = if models.is_empty() { served } else { models };
+                Ok(Permissions::operator(&self.public_key, models, stored))
+            }
             (HolderRole::Coordinator, [model]) => Ok(Permissions::coordinator(model)),
             (HolderRole::Worker, [model]) => Ok(Permissions::worker(model)),
             (role, models) => Err(KeyError::Models { role: role.as_str(), found: models.len() }),

@@ -3,14 +3,15 @@
 //! | role | publishes | hears |
 //! |---|---|---|
 //! | client | `prompt`, `job`, `cancel`, `probe`; if it may, JetStream's requests for results | announcements, its own inbox |
-//! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams | `prompt`, `cancel`, `head`, `lost`, `unheard`, `probe`, announcements, the inbox of its model's coordinators |
-//! | worker | steps and their parts, `head`, `lost`, announcements of workers, answers to coordinators and operators | steps and their parts, control, `lost`, `probe`, announcements of coordinators, the inbox of its model's workers |
-//! | operator | control, `probe` | announcements, its own inbox |
+//! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams and to read its shard sets | `prompt`, `cancel`, `head`, `lost`, `unheard`, `probe`, announcements, the inbox of its model's coordinators |
+//! | worker | steps and their parts, `head`, `lost`, announcements of workers, `probe`, answers to coordinators and operators, JetStream's requests to read its model's shard sets | steps and their parts, control, `lost`, `probe`, announcements, the inbox of its model's workers |
+//! | operator | control, `probe`, shard sets, JetStream's requests to store, read and remove them | announcements, its own inbox |
 //!
 //! Coordinators and workers act for one model. Answers to a client go to an inbox that carries the
 //! client's name (with an nkey, its public key), so no client hears another's.
 
 use crate::ids::{ClientName, ModelName};
+use crate::store::Bucket;
 use crate::subjects::Subjects;
 
 /// The consumer of a job queue that all coordinators of its model share.
@@ -88,9 +89,19 @@ impl Permissions {
     }
 
     /// What an operator may do with the workers of some models; of all models if none is named.
+    /// Shard sets may be stored, read and removed for the models in `stored` only: whoever may make a
+    /// stream of any name could listen to everything.
     #[must_use]
-    pub fn operator(name: &ClientName, models: &[ModelName]) -> Self {
+    pub fn operator(name: &ClientName, models: &[ModelName], stored: &[ModelName]) -> Self {
         let mut permissions = Self::default();
+        // Names of streams, to find the models that are stored.
+        permissions.publish.push("$JS.API.STREAM.NAMES".to_owned());
+        for bucket in stored.iter().map(Bucket::of) {
+            permissions.publish.extend(read_requests(&bucket));
+            permissions.publish.push(bucket.all());
+            let verbs = ["CREATE", "PURGE", "DELETE"].map(|verb| stream_request(verb, &bucket));
+            permissions.publish.extend(verbs);
+        }
         for subjects in scopes(models) {
             permissions.publish.extend([subjects.control_all(), subjects.probe()]);
             permissions.subscribe.push(subjects.fleet_all());
@@ -114,7 +125,11 @@ impl Permissions {
             inbox.clone(),
         ];
         Self {
-            publish: own.into_iter().chain(stream_requests(&subjects)).collect(),
+            publish: own
+                .into_iter()
+                .chain(stream_requests(&subjects))
+                .chain(read_requests(&Bucket::of(model)))
+                .collect(),
             publish_denied: Vec::new(),
             subscribe: vec![
                 subjects.prompt(),
@@ -134,17 +149,19 @@ impl Permissions {
     pub fn worker(model: &ModelName) -> Self {
         let subjects = Subjects::new(model);
         let inbox = below(&Role::Worker(model).inbox_prefix(None));
+        let own = [
+            subjects.step_all(),
+            subjects.bulk_all(),
+            subjects.head_all(),
+            subjects.lost_any(),
+            subjects.worker_all(),
+            subjects.probe(),
+            below(&Role::Coordinator(model).inbox_prefix(None)),
+            below(&Role::Operator.inbox_prefix(None)),
+            inbox.clone(),
+        ];
         Self {
-            publish: vec![
-                subjects.step_all(),
-                subjects.bulk_all(),
-                subjects.head_all(),
-                subjects.lost_any(),
-                subjects.worker_all(),
-                below(&Role::Coordinator(model).inbox_prefix(None)),
-                below(&Role::Operator.inbox_prefix(None)),
-                inbox.clone(),
-            ],
+            publish: own.into_iter().chain(read_requests(&Bucket::of(model))).collect(),
             // The pattern of workers' announcements covers those of coordinators.
             publish_denied: vec![subjects.coordinator_all()],
             subscribe: vec![
@@ -152,7 +169,7 @@ impl Permissions {
                 subjects.bulk_all(),
                 subjects.control_all(),
                 subjects.lost_any(),
-                subjects.coordinator_all(),
+                subjects.fleet_all(),
                 subjects.probe(),
                 inbox,
             ],
@@ -185,6 +202,16 @@ fn stream_requests(subjects: &Subjects) -> Vec<String> {
         requests.extend(verbs.map(|verb| format!("$JS.API.CONSUMER.{verb}.{stream}.>")));
     }
     requests
+}
+
+/// JetStream's requests that read a bucket: whether it is there, and what is in it.
+fn read_requests(bucket: &Bucket) -> [String; 2] {
+    let get = format!("$JS.API.DIRECT.GET.{}", bucket.stream());
+    [stream_request("INFO", bucket), get]
+}
+
+fn stream_request(verb: &str, bucket: &Bucket) -> String {
+    format!("$JS.API.STREAM.{verb}.{}", bucket.stream())
 }
 
 /// JetStream's requests that read results; the subject of the first one tells which.
@@ -249,33 +276,44 @@ mod tests {
         any(allowed) && !any(denied)
     }
 
+    /// Subjects of a model by what they are for.
+    fn subjects_of(model: &ModelName) -> Vec<(&'static str, String)> {
+        let stage = StageIndex::FIRST;
+        let (worker, coordinator) = (WorkerId::random(stage), CoordinatorId::random());
+        let unheard = UnheardEvent { client: 1, event: 2 };
+        let (subjects, bucket) = (Subjects::new(model), Bucket::of(model));
+        vec![
+            ("prompt", subjects.prompt()),
+            ("cancel", subjects.cancel(&RequestId::random())),
+            ("job", subjects.job()),
+            ("result", subjects.result(&RequestId::random())),
+            ("acknowledge", format!("$JS.ACK.{}.x.1", subjects.jobs_stream())),
+            ("read", format!("$JS.API.CONSUMER.CREATE.{}.x", subjects.results_stream())),
+            ("purge", format!("$JS.API.STREAM.PURGE.{}", subjects.jobs_stream())),
+            ("probe", subjects.probe()),
+            ("step", subjects.step(stage, &worker)),
+            ("bulk", subjects.bulk(stage, &worker)),
+            ("control", subjects.control(stage, &worker)),
+            ("head", subjects.head(&coordinator)),
+            ("unheard", subjects.unheard(&coordinator, unheard)),
+            ("fleet worker", subjects.worker(stage, &worker)),
+            ("fleet coordinator", subjects.coordinator(&coordinator)),
+            ("look", stream_request("INFO", &bucket)),
+            ("pull", format!("$JS.API.DIRECT.GET.{}", bucket.stream())),
+            ("make", stream_request("CREATE", &bucket)),
+            ("remove", stream_request("PURGE", &bucket)),
+            ("remove", stream_request("DELETE", &bucket)),
+            ("push", bucket.parts("x")),
+            ("push", bucket.info("x")),
+            ("update", stream_request("UPDATE", &bucket)),
+            ("export", format!("$JS.API.CONSUMER.CREATE.{}.x", bucket.stream())),
+        ]
+    }
+
     #[test]
     fn every_role_may_do_its_work_and_nothing_else() {
         let (mine, other) = ("a".parse().expect("a name"), "b".parse().expect("a name"));
         let ann = ClientName::new("ANN").expect("a name");
-        let stage = StageIndex::FIRST;
-        let (worker, coordinator) = (WorkerId::random(stage), CoordinatorId::random());
-        let unheard = UnheardEvent { client: 1, event: 2 };
-        let subjects_of = |model| {
-            let subjects = Subjects::new(model);
-            vec![
-                ("prompt", subjects.prompt()),
-                ("cancel", subjects.cancel(&RequestId::random())),
-                ("job", subjects.job()),
-                ("result", subjects.result(&RequestId::random())),
-                ("acknowledge", format!("$JS.ACK.{}.x.1", subjects.jobs_stream())),
-                ("read", format!("$JS.API.CONSUMER.CREATE.{}.x", subjects.results_stream())),
-                ("purge", format!("$JS.API.STREAM.PURGE.{}", subjects.jobs_stream())),
-                ("probe", subjects.probe()),
-                ("step", subjects.step(stage, &worker)),
-                ("bulk", subjects.bulk(stage, &worker)),
-                ("control", subjects.control(stage, &worker)),
-                ("head", subjects.head(&coordinator)),
-                ("unheard", subjects.unheard(&coordinator, unheard)),
-                ("fleet worker", subjects.worker(stage, &worker)),
-                ("fleet coordinator", subjects.coordinator(&coordinator)),
-            ]
-        };
         let roles = [
             (
                 Permissions::client(&ann, std::slice::from_ref(&mine), false),
@@ -292,6 +330,8 @@ mod tests {
                     "result",
                     "acknowledge",
                     "read",
+                    "look",
+                    "pull",
                 ],
                 vec![
                     "prompt",
@@ -305,12 +345,16 @@ mod tests {
             ),
             (
                 Permissions::worker(&mine),
-                vec!["step", "bulk", "head", "fleet worker"],
-                vec!["step", "bulk", "control", "probe", "fleet coordinator"],
+                vec!["step", "bulk", "head", "probe", "fleet worker", "look", "pull"],
+                vec!["step", "bulk", "control", "probe", "fleet worker", "fleet coordinator"],
             ),
             (
-                Permissions::operator(&ann, std::slice::from_ref(&mine)),
-                vec!["control", "probe"],
+                Permissions::operator(
+                    &ann,
+                    std::slice::from_ref(&mine),
+                    std::slice::from_ref(&mine),
+                ),
+                vec!["control", "probe", "look", "pull", "make", "remove", "push"],
                 vec!["fleet worker", "fleet coordinator"],
             ),
         ];
@@ -423,8 +467,8 @@ mod tests {
         let ben = ClientName::new("BEN").expect("a name");
         let inbox = format!("{}.x.1", Role::Operator.inbox_prefix(Some(&ann)));
         assert!(may(&Permissions::worker(&mine).publish, &[], &inbox));
-        assert!(may(&Permissions::operator(&ann, &[]).subscribe, &[], &inbox));
-        assert!(!may(&Permissions::operator(&ben, &[]).subscribe, &[], &inbox));
+        assert!(may(&Permissions::operator(&ann, &[], &[]).subscribe, &[], &inbox));
+        assert!(!may(&Permissions::operator(&ben, &[], &[]).subscribe, &[], &inbox));
         assert!(!may(&Permissions::client(&ann, &[], true).subscribe, &[], &inbox));
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Layers, weakest first: defaults, one TOML file, `STAGEBUS_*` variables, command-line flags.
 //! One file may serve a whole machine: each process reads `[broker]`, `[log]`, `[metrics]`,
-//! `[telemetry]` and the table of its own name, and leaves the tables of the other processes alone. A
-//! value that does not fit and a key that does not exist stop the start with an error that names key,
-//! value and source.
+//! `[telemetry]`, `[store]` and the table of its own name, and leaves the tables of the other processes
+//! alone. A value that does not fit and a key that does not exist stop the start with an error that
+//! names key, value and source.
 //!
 //! ```
 //! # use serde::{Deserialize, Serialize};
@@ -31,6 +31,7 @@ mod metrics;
 pub mod process;
 mod runtime;
 mod secret;
+mod store;
 mod telemetry;
 
 pub use args::ProcessArgs;
@@ -41,4 +42,5 @@ pub use logging::{LogFormat, LogSettings};
 pub use metrics::{ListenAddress, ListenAddressError, MetricsSettings};
 pub use runtime::{OpenVinoLibrary, draft_folders, find_nats_server, find_openvino, runtime_dir};
 pub use secret::Secret;
+pub use store::StoreSettings;
 pub use telemetry::{Collector, SampleRatio, TelemetrySettingError, TelemetrySettings};

@@ -17,12 +17,23 @@ use crate::error::SettingsError;
 use crate::logging::LogSettings;
 use crate::metrics::MetricsSettings;
 use crate::secret::REDACTED;
+use crate::store::StoreSettings;
 use crate::telemetry::{Collector, TelemetrySettings};
 
-/// Tables that a configuration file may have. A process reads `broker`, `log`, `metrics`, `telemetry`
-/// and its own.
-pub const SECTIONS: [&str; 9] =
-    ["broker", "log", "metrics", "telemetry", "worker", "coordinator", "gateway", "fleet", "bench"];
+/// Tables that a configuration file may have. A process reads `broker`, `log`, `metrics`, `telemetry`,
+/// `store` and its own.
+pub const SECTIONS: [&str; 10] = [
+    "broker",
+    "log",
+    "metrics",
+    "telemetry",
+    "store",
+    "worker",
+    "coordinator",
+    "gateway",
+    "fleet",
+    "bench",
+];
 
 /// Last parts of keys whose values are not repeated in messages.
 const SECRET_KEYS: [&str; 3] = ["token", "password", "api_keys"];
@@ -38,6 +49,8 @@ pub struct Settings<T> {
     pub metrics: MetricsSettings,
     /// `[telemetry]`.
     pub telemetry: TelemetrySettings,
+    /// `[store]`.
+    pub store: StoreSettings,
     /// The process's own table.
     pub process: T,
 }
@@ -96,8 +109,8 @@ impl Overrides {
     }
 }
 
-/// Loads `[broker]`, `[log]`, `[metrics]`, `[telemetry]` and the table `process` from the defaults, the
-/// file (or the one named by `STAGEBUS_CONFIG`), the variables and the flags.
+/// Loads `[broker]`, `[log]`, `[metrics]`, `[telemetry]`, `[store]` and the table `process` from the
+/// defaults, the file (or the one named by `STAGEBUS_CONFIG`), the variables and the flags.
 ///
 /// # Errors
 /// [`SettingsError`]: an unreadable file, an unknown key or variable, a value that does not fit,
@@ -136,6 +149,7 @@ where
         log: section::<LogSettings>("log", &layers)?,
         metrics: section::<MetricsSettings>("metrics", &layers)?,
         telemetry: section::<TelemetrySettings>("telemetry", &layers)?,
+        store: section::<StoreSettings>("store", &layers)?,
         process: section::<T>(process, &layers)?,
     };
     settings.broker.validate()?;

@@ -207,7 +207,11 @@ impl ShardSet {
     }
 }
 
-fn verify_file(dir: &Path, entry: &FileEntry) -> Result<(), ShardSetError> {
+/// Checks size and SHA-256 of a file in a folder. Reads it in full.
+///
+/// # Errors
+/// [`ShardSetError::Read`], [`ShardSetError::Size`] or [`ShardSetError::Hash`].
+pub fn verify_file(dir: &Path, entry: &FileEntry) -> Result<(), ShardSetError> {
     let path = dir.join(&entry.name);
     match hash_file(&path) {
         Err(source) => Err(ShardSetError::Read { path, source }),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use stagebus_bus::Switch;
 use stagebus_engine::testing::{Fault, FaultParseError, TestOptions};
 use stagebus_engine::{EngineKind, EngineOptions, Profile};
+use stagebus_schemas::ids::ModelName;
 use stagebus_schemas::messages::forward::MAX_ROWS;
 use stagebus_schemas::tensor::Dtype;
 use stagebus_settings::BrokerSettings;
@@ -109,10 +110,15 @@ impl TryFrom<String> for ProfileChoice {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorkerSettings {
-    /// Folder of the shard set.
+    /// Folder of the shard set; pulled from the broker when empty.
     pub shards: PathBuf,
-    /// Stage to serve, from 0.
+    /// Stage to serve, from 0; of a pulled shard set the one that needs it most, when absent.
     pub stage: Option<u16>,
+    /// Model whose shard set is pulled; any model that the broker has when absent.
+    pub model: Option<ModelName>,
+    /// Fingerprint of the shard set that is pulled, or its beginning; the one that was pushed last
+    /// when absent.
+    pub fingerprint: Option<String>,
     /// Beginning of the worker's id, for readable logs; `w<stage>` when absent.
     pub name: Option<String>,
     /// Device in OpenVINO's words: `CPU`, `GPU`, `NPU`, `AUTO`, `HETERO:GPU,CPU`.
@@ -174,6 +180,8 @@ impl Default for WorkerSettings {
         Self {
             shards: PathBuf::new(),
             stage: None,
+            model: None,
+            fingerprint: None,
             name: None,
             device: "CPU".to_owned(),
             profile: ProfileChoice::Fast,
@@ -218,11 +226,8 @@ pub struct TestSettings {
 /// A value of `[worker]` that cannot work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
-    /// No shard set was named.
-    #[error("worker.shards is not set: name the folder that `stagebus shard` wrote")]
-    NoShards,
-    /// No stage was named.
-    #[error("worker.stage is not set: give the stage to serve, from 0")]
+    /// No stage of a shard set on this machine was named.
+    #[error("worker.stage is not set: give the stage of worker.shards to serve, from 0")]
     NoStage,
     /// No device was named.
     #[error("worker.device is empty, expected a name such as CPU")]
@@ -250,10 +255,7 @@ impl WorkerSettings {
     /// # Errors
     /// The first [`SettingError`] found.
     pub fn validate(&self) -> Result<(), SettingError> {
-        if self.shards.as_os_str().is_empty() {
-            return Err(SettingError::NoShards);
-        }
-        if self.stage.is_none() {
+        if !self.is_pulled() && self.stage.is_none() {
             return Err(SettingError::NoStage);
         }
         if self.device.trim().is_empty() {
@@ -282,6 +284,11 @@ impl WorkerSettings {
             }
         }
         Ok(())
+    }
+
+    /// Whether the files come from the broker.
+    pub(crate) fn is_pulled(&self) -> bool {
+        self.shards.as_os_str().is_empty()
     }
 
     fn faults(&self) -> Result<Vec<Fault>, FaultParseError> {
@@ -333,7 +340,7 @@ mod tests {
             ..WorkerSettings::default()
         };
         assert_eq!(valid().validate(), Ok(()));
-        assert_eq!(WorkerSettings::default().validate(), Err(SettingError::NoShards));
+        assert_eq!(WorkerSettings::default().validate(), Ok(()));
         let spoilt = WorkerSettings { stage: None, ..valid() };
         assert_eq!(spoilt.validate(), Err(SettingError::NoStage));
         let spoilt = WorkerSettings { device: " ".to_owned(), ..valid() };

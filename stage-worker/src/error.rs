@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stagebus_bus::{BusError, PublishError, SeedError, SubscribeError, Violation};
+use stagebus_delivery::DeliveryError;
 use stagebus_engine::OpenStageError;
 use stagebus_schemas::ids::IdError;
 use stagebus_settings::logging::LogError;
@@ -30,6 +31,12 @@ pub enum WorkerError {
     /// Metrics or traces have no way out.
     #[error("the worker cannot show what it is asked to")]
     Telemetry(#[from] TelemetryError),
+    /// The shard set cannot be pulled from the broker.
+    #[error("the shard set cannot be pulled")]
+    Delivery(#[from] DeliveryError),
+    /// The broker has shard sets, but none of them can be served.
+    #[error("nothing that the broker has can be served: draft models cannot")]
+    NothingToServe,
     /// The shard set cannot be opened, or its files are not those of the manifest.
     #[error("the shard set cannot be used")]
     Shards(#[from] ShardSetError),

@@ -4,12 +4,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::Serialize;
+use stagebus_schemas::ids::ModelName;
 use stagebus_settings::{ListenAddress, Overrides, ProcessArgs, Settings, logging, process};
 use stagebus_telemetry::Telemetry;
 
 use crate::config::{EngineChoice, ProfileChoice, SettingError, WorkerConfig, WorkerSettings};
 use crate::error::WorkerError;
-use crate::run::{Ready, run};
+use crate::joining::join;
+use crate::run::{Ready, run_joined};
 use crate::shutdown::Shutdown;
 
 /// Exit code when the end took too long and a running step was cut off.
@@ -24,13 +26,17 @@ const SERVICE: &str = "stagebus-worker";
 /// Flags of `stage-worker` and `stagebus worker`. Most are short for a key of `[worker]`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct WorkerArgs {
-    /// Folder of the shard set
-    #[arg(long, value_name = "DIR")]
+    /// Folder of the shard set; without it the shard is pulled from the broker
+    #[arg(long, value_name = "DIR", conflicts_with = "model")]
     pub shards: Option<PathBuf>,
 
-    /// Stage to serve, from 0
+    /// Stage to serve, from 0; of a pulled shard set the one that needs it most, when absent
     #[arg(long, value_name = "K")]
     pub stage: Option<u16>,
+
+    /// Model whose shard is pulled from the broker; any that it has, when absent
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<ModelName>,
 
     /// Beginning of the worker's id, for readable logs
     #[arg(long, value_name = "NAME")]
@@ -73,6 +79,7 @@ impl WorkerArgs {
         flags
             .set_some("worker.shards", shards, "--shards")
             .set_some("worker.stage", self.stage, "--stage")
+            .set_some("worker.model", self.model.as_ref(), "--model")
             .set_some("worker.name", self.name.as_ref(), "--name")
             .set_some("worker.device", self.device.as_ref(), "--device")
             .set_some("worker.profile", self.profile.map(|p| p.profile()), "--profile")
@@ -94,11 +101,8 @@ pub async fn serve(args: WorkerArgs, shutdown: impl Into<Shutdown>) -> Result<()
     logging::init(&loaded.log)?;
     tracing::info!(broker = ?loaded.broker, settings = ?loaded.process, "configuration");
     let mut telemetry = Telemetry::start(&loaded.metrics, &loaded.telemetry, SERVICE).await?;
-    let config = config(loaded, &mut telemetry)?;
-    let metrics = telemetry.metrics_address();
-    telemetry.serve();
     // Everything that a worker does is in this future: it is large, and it is made once.
-    let work = Box::pin(run(config, shutdown.clone(), |ready| print_ready(ready, metrics)));
+    let work = Box::pin(work(loaded, &mut telemetry, &shutdown));
     let outcome = if args.exit_with_parent {
         let watched = shutdown.with_parent(work).await;
         watched.map_err(|source| WorkerError::Thread { name: "parent-watch", source })
@@ -109,16 +113,27 @@ pub async fn serve(args: WorkerArgs, shutdown: impl Into<Shutdown>) -> Result<()
     outcome?
 }
 
-/// What the worker needs of the settings, once they are checked.
-fn config(
-    loaded: Settings<WorkerSettings>,
+/// Brings the files here if they are on the broker, then serves. Metrics carry the stage, so there
+/// are none before it is known.
+async fn work(
+    Settings { broker, store, process: mut settings, .. }: Settings<WorkerSettings>,
     telemetry: &mut Telemetry,
-) -> Result<WorkerConfig, WorkerError> {
-    let settings = loaded.process;
+    shutdown: &Shutdown,
+) -> Result<(), WorkerError> {
     settings.validate()?;
+    let mut joined = None;
+    if settings.is_pulled() {
+        let joining = shutdown.unless_asked(Box::pin(join(&broker, &store, &settings)));
+        let Some(done) = joining.await.transpose()? else { return Ok(()) };
+        settings = done.settings.clone();
+        joined = Some(done);
+    }
     let stage = settings.stage.ok_or(SettingError::NoStage)?;
-    let telemetry = telemetry.worker(stage);
-    Ok(WorkerConfig { broker: loaded.broker, settings, switch: None, telemetry })
+    let shown = telemetry.worker(stage);
+    let address = telemetry.metrics_address();
+    telemetry.serve();
+    let config = WorkerConfig { broker, settings, switch: None, telemetry: shown };
+    Box::pin(run_joined(config, joined, shutdown, |ready| print_ready(ready, address))).await
 }
 
 /// Like [`serve`]; the first Ctrl-C or termination signal lets running sessions finish, the second

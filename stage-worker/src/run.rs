@@ -27,12 +27,14 @@ use stagebus_engine::backend::Backend;
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
 use stagebus_telemetry::{WorkerMetrics, WorkerTelemetry, mirror};
 use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
 
 use crate::config::{WorkerConfig, WorkerSettings};
 use crate::error::WorkerError;
 use crate::inference::{Inference, InferenceOptions};
 use crate::intake::{BulkEnds, Intake};
-use crate::load::load;
+use crate::joining::Joined;
+use crate::load::{load, load_pulled};
 use crate::results::{Manner, Outgoing};
 use crate::schedule::Policy;
 use crate::shutdown::Shutdown;
@@ -84,17 +86,33 @@ pub async fn run(
     shutdown: impl Into<Shutdown>,
     on_ready: impl FnOnce(&Ready),
 ) -> Result<(), WorkerError> {
+    run_joined(config, None, &shutdown.into(), on_ready).await
+}
+
+/// The same for a worker that the fleet has heard of already.
+pub(crate) async fn run_joined(
+    config: WorkerConfig,
+    mut joined: Option<Joined>,
+    shutdown: &Shutdown,
+    on_ready: impl FnOnce(&Ready),
+) -> Result<(), WorkerError> {
     config.settings.validate()?;
-    let shutdown = shutdown.into();
     // Loading takes seconds to minutes and cannot be called off; whoever asks for the end meanwhile
     // does not wait for it.
-    let (connections, stage, backend) = tokio::select! {
-        started = start(&config) => started?,
-        () = shutdown.drain.cancelled() => return Ok(()),
-        () = shutdown.stop.cancelled() => return Ok(()),
+    let started = shutdown.unless_asked(start(&config, joined.as_mut())).await;
+    let (connections, stage, backend) = match started {
+        Some(Ok(started)) => started,
+        ended => {
+            if let Some(joined) = &mut joined {
+                joined.presence.leave().await;
+            }
+            return ended.map_or(Ok(()), |failed| failed.map(drop));
+        }
     };
+    // From here on the worker speaks for itself.
+    drop(joined);
     let settings = (&config.settings, &config.telemetry);
-    serve(connections, stage, backend, settings, &shutdown, on_ready).await
+    serve(connections, stage, backend, settings, shutdown, on_ready).await
 }
 
 /// Messages that wait in one subscription. Enough for every step that the queue takes, so the
@@ -105,11 +123,18 @@ fn subscription_capacity(queue_capacity: u32) -> usize {
 
 async fn start(
     config: &WorkerConfig,
+    joined: Option<&mut Joined>,
 ) -> Result<(Connections, Arc<Stage>, Box<dyn Backend>), WorkerError> {
     let settings = config.settings.clone();
-    let (stage, backend) = tokio::task::spawn_blocking(move || load(&settings))
-        .await
-        .map_err(|error| WorkerError::Thread { name: "loading", source: error.into() })??;
+    let loaded = match joined {
+        None => spawn_blocking(move || load(&settings)).await,
+        Some(Joined { worker, presence, .. }) => {
+            let worker = worker.clone();
+            presence.during(spawn_blocking(move || load_pulled(&settings, worker))).await
+        }
+    };
+    let (stage, backend) =
+        loaded.map_err(|error| WorkerError::Thread { name: "loading", source: error.into() })??;
     let name = format!("worker {}", stage.worker);
     let options = BusOptions {
         subscription_capacity: subscription_capacity(config.settings.queue_capacity),
@@ -185,7 +210,10 @@ pub(crate) async fn serve(
 /// Waits until the broker has taken in everything sent so far. A subscription that it has not seen
 /// makes whoever hears that we are ready believe that we are dead. The broker handles a connection
 /// in order, so a message to ourselves that comes back tells.
-async fn seen_by_broker(bus: &Bus, mut connection: BusEvents) -> Result<(), WorkerError> {
+pub(crate) async fn seen_by_broker(
+    bus: &Bus,
+    mut connection: BusEvents,
+) -> Result<(), WorkerError> {
     let inbox = bus.new_inbox();
     let mut echo = bus.subscribe(&inbox).await?;
     bus.publish_bytes(&inbox, None, Bytes::new()).await?;

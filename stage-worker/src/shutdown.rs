@@ -26,6 +26,15 @@ impl Shutdown {
         Self::default()
     }
 
+    /// Runs `work` to its end, unless somebody asks for the worker's end before.
+    pub(crate) async fn unless_asked<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            () = self.drain.cancelled() => None,
+            () = self.stop.cancelled() => None,
+        }
+    }
+
     /// Runs `work` and turns signals into wishes meanwhile: the first one drains, the second one
     /// stops; `work` then ends by itself.
     ///

@@ -464,10 +464,7 @@ impl Worker {
                 self.drain_until = Some(now + self.limits.drain_deadline);
             }
             (WorkerState::Ready | WorkerState::Draining, WorkerState::Leaving) => {}
-            (
-                WorkerState::Ready | WorkerState::Draining | WorkerState::Leaving,
-                WorkerState::Ready | WorkerState::Draining | WorkerState::Leaving,
-            ) => return,
+            _ => return,
         }
         tracing::info!(
             stage_index = %self.stage.index, n_sessions = self.sessions.len(), state = ?to,

@@ -98,6 +98,8 @@ pub enum Problem {
     StageEmpty {
         /// The stage.
         stage: u16,
+        /// Workers that fetch or load their shard.
+        n_starting: usize,
         /// Workers that finish their sessions and leave.
         n_leaving: usize,
         /// Workers that hold other shards than the coordinator.
@@ -117,8 +119,11 @@ impl fmt::Display for Problem {
             Self::NoCoordinator { n_leaving } => {
                 write!(f, "no coordinator takes requests, {n_leaving} leaving")
             }
-            Self::StageEmpty { stage, n_leaving, n_other_shards } => {
+            Self::StageEmpty { stage, n_starting, n_leaving, n_other_shards } => {
                 write!(f, "stage {stage} has nobody")?;
+                if *n_starting > 0 {
+                    write!(f, ", {n_starting} starting")?;
+                }
                 if *n_leaving > 0 {
                     write!(f, ", {n_leaving} leaving")?;
                 }
@@ -300,8 +305,12 @@ fn stage_problem(stage: u16, fingerprint: &str, workers: &[WorkerAnnouncement]) 
         return None;
     }
     let n_other_shards = here.iter().filter(|worker| !fits(worker)).count();
-    let n_leaving = here.iter().filter(|worker| fits(worker)).count();
-    Some(Problem::StageEmpty { stage, n_leaving, n_other_shards })
+    let starts = |worker: &WorkerAnnouncement| {
+        matches!(worker.state, WorkerState::Joining | WorkerState::Starting)
+    };
+    let n_starting = here.iter().filter(|worker| fits(worker) && starts(worker)).count();
+    let n_leaving = here.iter().filter(|worker| fits(worker) && !starts(worker)).count();
+    Some(Problem::StageEmpty { stage, n_starting, n_leaving, n_other_shards })
 }
 
 #[cfg(test)]

@@ -58,6 +58,8 @@ fn worker_row(worker: &WorkerAnnouncement) -> Vec<String> {
     #[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
     let kv_mib = load.kv_bytes as f64 / f64::from(1 << 20);
     let state = match worker.state {
+        WorkerState::Joining => "joining",
+        WorkerState::Starting => "starting",
         WorkerState::Ready => "ready",
         WorkerState::Draining => "draining",
         WorkerState::Leaving => "leaving",

@@ -124,6 +124,8 @@ fn worker_row(rates: &WorkerRates) -> Vec<String> {
     let (worker, load) = (&rates.worker, &rates.worker.load);
     let state = match (rates.is_stuck, worker.state) {
         (true, _) => format!("STUCK {} s", load.busy_ms / 1000),
+        (false, WorkerState::Joining) => "joining".to_owned(),
+        (false, WorkerState::Starting) => "starting".to_owned(),
         (false, WorkerState::Ready) => "ready".to_owned(),
         (false, WorkerState::Draining) => "draining".to_owned(),
         (false, WorkerState::Leaving) => "leaving".to_owned(),

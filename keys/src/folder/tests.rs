@@ -43,6 +43,13 @@ fn a_new_fleet_has_a_key_for_every_role_and_says_nothing_secret() {
         assert!(configuration.contains("tls://broker.example:4222"), "{configuration}");
     }
     assert_eq!(KeyFolder::open(&folder.path).expect("opens").list, folder.list);
+    let configuration = |name: &str| read(&folder.path.join(name).join("stagebus.toml"));
+    assert!(configuration("worker-m-1").contains("[worker]\nmodel = \"m-1\"\n"));
+    assert!(configuration("coordinator-m-1").contains("[coordinator]\nmodel = \"m-1\"\n"));
+    assert!(!configuration("client").contains("model"));
+    // An operator for all models stores those that the fleet has keys for, and no others.
+    assert!(users.contains("\"$JS.API.STREAM.CREATE.OBJ_STAGEBUS_MODEL_m-1\""), "{users}");
+    assert_eq!(users.matches("$JS.API.STREAM.DELETE.").count(), 1, "{users}");
 }
 
 #[cfg(unix)]

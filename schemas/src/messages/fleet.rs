@@ -20,6 +20,10 @@ const STUCK_FACTOR: u32 = 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkerState {
+    /// Has chosen a stage and waits for word of others that choose at the same time.
+    Joining,
+    /// Fetches its shard or loads it; takes no sessions yet.
+    Starting,
     /// Takes new sessions.
     Ready,
     /// Finishes its sessions and takes no new ones.

@@ -252,7 +252,13 @@ fn control_reply() -> impl Strategy<Value = ControlReply> {
 }
 
 fn worker_announcement() -> impl Strategy<Value = WorkerAnnouncement> {
-    let states = vec![WorkerState::Ready, WorkerState::Draining, WorkerState::Leaving];
+    let states = vec![
+        WorkerState::Joining,
+        WorkerState::Starting,
+        WorkerState::Ready,
+        WorkerState::Draining,
+        WorkerState::Leaving,
+    ];
     let numbers = (1_u16..=1024, any::<u16>(), 0_u32..1000, 1_u32..1000, any::<u32>());
     let texts = (".{0,60}", ".{0,60}", ".{0,60}", ".{0,60}");
     (worker(), model(), numbers, texts, prop::sample::select(states), load()).prop_map(

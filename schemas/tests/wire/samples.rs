@@ -68,6 +68,8 @@ pub(crate) fn all() -> Vec<Sample> {
         sample("reply_stats", &outcome(ControlOutcome::Stats(load()))),
         sample("reply_progress", &outcome(ControlOutcome::Progress(progress()))),
         sample("reply_failed", &outcome(ControlOutcome::Failed(failure()))),
+        sample("worker_joining", &worker_announcement(WorkerState::Joining)),
+        sample("worker_starting", &worker_announcement(WorkerState::Starting)),
         sample("worker_ready", &worker_announcement(WorkerState::Ready)),
         sample("worker_draining", &worker_announcement(WorkerState::Draining)),
         sample("worker_leaving", &worker_announcement(WorkerState::Leaving)),

@@ -58,13 +58,18 @@ fn a_full_fleet_is_served() {
 #[test]
 fn a_stage_without_a_usable_worker_is_named() {
     let (ready, draining) = (WorkerState::Ready, WorkerState::Draining);
-    let empty =
-        |n_leaving, n_other_shards| [Problem::StageEmpty { stage: 1, n_leaving, n_other_shards }];
+    let empty = |n_starting, n_leaving, n_other_shards| {
+        [Problem::StageEmpty { stage: 1, n_starting, n_leaving, n_other_shards }]
+    };
     let first = || worker(0, "a", "f", ready);
     let coordinators = || vec![coordinator("x", "f", true)];
-    check(vec![first()], coordinators(), false, &empty(0, 0));
-    check(vec![first(), worker(1, "b", "f", draining)], coordinators(), false, &empty(1, 0));
-    check(vec![first(), worker(1, "b", "other", ready)], coordinators(), false, &empty(0, 1));
+    check(vec![first()], coordinators(), false, &empty(0, 0, 0));
+    check(vec![first(), worker(1, "b", "f", draining)], coordinators(), false, &empty(0, 1, 0));
+    check(vec![first(), worker(1, "b", "other", ready)], coordinators(), false, &empty(0, 0, 1));
+    for starting in [WorkerState::Joining, WorkerState::Starting] {
+        let workers = vec![first(), worker(1, "b", "f", starting)];
+        check(workers, coordinators(), false, &empty(1, 0, 0));
+    }
 }
 
 #[test]

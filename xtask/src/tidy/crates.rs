@@ -13,7 +13,7 @@ const LAYERS: [&[&str]; 8] = [
     &["stagebus-schemas"],
     &["stagebus-shards", "stagebus-view", "stagebus-settings", "stagebus-keys"],
     &["stagebus-engine", "stagebus-bus", "stagebus-fleet", "stagebus-telemetry"],
-    &["stagebus-draft"],
+    &["stagebus-draft", "stagebus-delivery"],
     &["stagebus-worker", "stagebus-coordinator", "stagebus-gateway"],
     &["stagebus-bench"],
     &["stagebus"],
