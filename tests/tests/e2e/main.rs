@@ -8,6 +8,7 @@ mod chat;
 mod command_line;
 mod constrained;
 mod crowds;
+mod delivery;
 mod doctor;
 mod examples;
 mod faults;
