@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::Serialize;
+use stagebus_delivery::CachedSet;
 use stagebus_schemas::ids::ModelName;
 use stagebus_settings::{ListenAddress, Overrides, ProcessArgs, logging, process};
 use stagebus_telemetry::Telemetry;
@@ -61,6 +62,8 @@ pub struct Prepared {
     pub config: CoordinatorConfig,
     /// What its process shows of itself.
     pub telemetry: Telemetry,
+    /// Keeps what was pulled in the cache.
+    pulled: Option<CachedSet>,
 }
 
 /// Loads the configuration, starts logging, listens for scrapers and pulls what is not on this
@@ -85,23 +88,27 @@ pub async fn prepare(
         process::watch_parent(shutdown.clone()).map_err(CoordinatorError::Thread)?;
     }
     let mut telemetry = Telemetry::start(&loaded.metrics, &loaded.telemetry, SERVICE).await?;
-    loaded.process.validate()?;
-    let shards = match args.shards {
-        Some(shards) => shards,
-        None => tokio::select! {
-            pulled = pulling::pull(&loaded.broker, &loaded.store, &loaded.process) => pulled?,
-            () = shutdown.cancelled() => return Ok(None),
-        },
+    let settings = loaded.process;
+    settings.validate()?;
+    let (shards, pulled) = match args.shards {
+        Some(shards) => (shards, None),
+        None => {
+            let cached = tokio::select! {
+                pulled = pulling::pull(&loaded.broker, &loaded.store, &settings) => pulled?,
+                () = shutdown.cancelled() => return Ok(None),
+            };
+            (cached.shards.dir.clone(), Some(cached))
+        }
     };
     let config = CoordinatorConfig {
         shards,
         broker: loaded.broker,
-        settings: loaded.process,
+        settings,
         wait_for_workers: args.wait_for_workers,
         hosted: None,
         telemetry: telemetry.coordinator(),
     };
-    Ok(Some(Prepared { config, telemetry }))
+    Ok(Some(Prepared { config, telemetry, pulled }))
 }
 
 /// Runs a coordinator until `shutdown` is cancelled, and prints one line of JSON on standard output
@@ -110,13 +117,14 @@ pub async fn prepare(
 /// # Errors
 /// [`CoordinatorError`].
 pub async fn serve(
-    Prepared { config, mut telemetry }: Prepared,
+    Prepared { config, mut telemetry, pulled }: Prepared,
     shutdown: CancellationToken,
 ) -> Result<(), CoordinatorError> {
     let metrics = telemetry.metrics_address();
     telemetry.serve();
     let outcome = Box::pin(run(config, shutdown, |ready| print_ready(ready, metrics))).await;
     telemetry.end().await;
+    drop(pulled);
     outcome
 }
 

@@ -10,6 +10,7 @@
 //! short channel; they end with it.
 
 mod cache;
+mod disk;
 mod error;
 mod part_file;
 mod pull;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use stagebus_bus::BusOptions;
 
-pub use cache::{cache_dir, set_dir};
+pub use cache::{Cache, CachedSet};
 pub use error::DeliveryError;
 pub use pull::{Pulled, Wanted, open, pull};
 pub use push::{Pushed, push};

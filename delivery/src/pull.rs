@@ -1,9 +1,8 @@
 //! From the broker into the cache.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{fs, io};
 
 use sha2::{Digest as _, Sha256};
 use stagebus_bus::{ModelStore, ObjectReader, StoredObject};
@@ -13,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
 use crate::Progress;
+use crate::disk::{blocking, lock, write_at_once};
 use crate::error::DeliveryError;
 use crate::part_file::PartFile;
 use crate::sets::StoredSet;
@@ -39,10 +39,8 @@ pub enum Wanted {
 }
 
 /// Files that are in their place.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// The shard set in the cache; files that were not wanted may be missing.
-    pub set: ShardSet,
     /// Bytes that came from the broker.
     pub fetched_bytes: u64,
     /// Parts that came from the broker.
@@ -112,29 +110,6 @@ async fn read_whole(store: &ModelStore, object: &StoredObject) -> Result<Vec<u8>
     Ok(text)
 }
 
-/// Writes a file that appears complete or not at all.
-fn write_at_once(dir: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
-    fs::create_dir_all(dir)?;
-    let mut file = tempfile::Builder::new().prefix(".manifest-").tempfile_in(dir)?;
-    file.write_all(text)?;
-    file.as_file().sync_all()?;
-    make_readable(file.path())?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
-}
-
-/// Temporary files are private; what is pulled is as readable as any other file.
-#[cfg(unix)]
-fn make_readable(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
-}
-
-#[cfg(not(unix))]
-fn make_readable(_path: &Path) -> io::Result<()> {
-    Ok(())
-}
-
 /// Fetches the files of a shard set that are wanted and not here, over breaks of the connection and
 /// ends of the broker, and tells how far it is after every part. `shards` is what [`open`] returned.
 ///
@@ -156,8 +131,7 @@ pub async fn pull(
     for entry in wanted_files(shards, wanted)? {
         jobs.push((entry, stored_as(set, entry)?));
     }
-    let mut pulled =
-        Pulled { set: shards.clone(), fetched_bytes: 0, fetched_parts: 0, kept_bytes: 0 };
+    let mut pulled = Pulled::default();
     let bytes_total = jobs.iter().map(|(entry, _)| entry.bytes).sum();
     let mut done = 0;
     for (entry, object) in jobs {
@@ -174,7 +148,7 @@ pub async fn pull(
 }
 
 /// The entries of the files that are wanted.
-fn wanted_files<'a>(
+pub(crate) fn wanted_files<'a>(
     shards: &'a ShardSet,
     wanted: &Wanted,
 ) -> Result<Vec<&'a FileEntry>, ShardSetError> {
@@ -234,7 +208,7 @@ async fn pull_file(
     let lock_path = dir.join(format!(".{}.lock", entry.name));
     let (part_bytes, total) = (object.part_bytes, entry.bytes);
     // Of several processes that want the same file one fetches it, the others wait for it.
-    let lock = Arc::new(blocking(lock(lock_path)).await?);
+    let lock = Arc::new(blocking(move || lock(&lock_path)).await?);
     if blocking(is_whole(place.clone(), entry.clone())).await? {
         pulled.kept_bytes += total;
         return Ok(());
@@ -305,15 +279,6 @@ async fn fetch(
     read.map(|()| file)
 }
 
-/// Waits until this process alone may bring a file to its place.
-fn lock(path: PathBuf) -> impl FnOnce() -> Result<File, DeliveryError> + Send + 'static {
-    move || {
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let locked = file.and_then(|file| fs4::FileExt::lock(&file).map(|()| file));
-        locked.map_err(DeliveryError::file(&path))
-    }
-}
-
 /// Whether a file is in its place; one that is damaged is removed.
 fn is_whole(
     place: PathBuf,
@@ -333,11 +298,4 @@ fn is_whole(
         fs::remove_file(&place).map_err(DeliveryError::file(&place))?;
         Ok(false)
     }
-}
-
-/// Runs work on files where it keeps nobody waiting.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, DeliveryError> + Send + 'static,
-) -> Result<T, DeliveryError> {
-    spawn_blocking(work).await.map_err(|error| DeliveryError::Thread(error.into()))?
 }

@@ -6,12 +6,13 @@ use std::path::Path;
 use sha2::{Digest as _, Sha256};
 use stagebus_bus::{Bus, BusOptions, ModelStore, NewObject, PART_BYTES, StoreError};
 use stagebus_delivery::{
-    DeliveryError, Progress, Pulled, StoredSet, Wanted, choose, find_model, list, open, pull, push,
-    remove, set_dir,
+    Cache, CachedSet, DeliveryError, Progress, Pulled, StoredSet, Wanted, choose, find_model, list,
+    push, remove,
 };
 use stagebus_fleet::{BrokerOptions, LocalBroker};
 use stagebus_schemas::ids::ModelName;
 use stagebus_schemas::store::{content_name, object_name};
+use stagebus_settings::StoreSettings;
 use stagebus_shards::manifest::{
     FORMAT_VERSION, FileEntry, MANIFEST_FILE, Manifest, ModelDims, StageEntry, WeightMode, hex,
 };
@@ -101,10 +102,21 @@ impl Bench {
         choose(&model(), &sets, wanted).expect("there is one").clone()
     }
 
-    async fn pull(&self, set: &StoredSet, wanted: &Wanted) -> Result<Pulled, DeliveryError> {
-        let dir = set_dir(&self.folder.path().join("cache"), &model(), &set.fingerprint);
-        let shards = open(&self.store, set, &dir).await?;
-        pull(&self.store, set, &shards, wanted, |_| ()).await
+    /// The cache, with room for so many MiB beside what is in use.
+    fn cache(&self, cache_mib: u64) -> Cache {
+        let cache_dir = Some(self.folder.path().join("cache"));
+        Cache::new(&StoreSettings { cache_dir, cache_mib }).expect("a folder is named")
+    }
+
+    async fn pull(
+        &self,
+        set: &StoredSet,
+        wanted: &Wanted,
+    ) -> Result<(CachedSet, Pulled), DeliveryError> {
+        let cache = self.cache(0);
+        let cached = cache.open(&self.store, set).await?;
+        let pulled = cache.pull((&self.store, set), &cached, wanted, |_| ()).await?;
+        Ok((cached, pulled))
     }
 
     /// Stores a file as another program would.
@@ -137,10 +149,10 @@ async fn a_process_gets_what_it_needs_once() {
         ["empty", "stage-0.bin", "stage-0.xml", "stage-1.bin", "stage-1.xml", "tokenizer.json"];
     assert_eq!(names, all);
 
-    let first = bench.pull(&stored, &Wanted::Stage(0)).await.expect("it comes");
+    let (cached, first) = bench.pull(&stored, &Wanted::Stage(0)).await.expect("it comes");
     assert_eq!((first.fetched_bytes, first.kept_bytes), (WEIGHTS as u64 + 7, 0));
     assert_eq!(first.fetched_parts, 5);
-    first.set.verify_stage(0).expect("it is whole");
+    cached.shards.verify_stage(0).expect("it is whole");
     let files = |dir: &Path| {
         let entries = fs::read_dir(dir).expect("a folder").map(|entry| entry.expect("an entry"));
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -148,16 +160,16 @@ async fn a_process_gets_what_it_needs_once() {
         names.sort();
         names
     };
-    assert_eq!(files(&first.set.dir), [MANIFEST_FILE, "stage-0.bin", "stage-0.xml"]);
+    assert_eq!(files(&cached.shards.dir), [MANIFEST_FILE, "stage-0.bin", "stage-0.xml"]);
 
     // A coordinator, then a worker of the last stage, which needs the tokenizer too.
-    let text = bench.pull(&stored, &Wanted::Text { hosted: None }).await.expect("it comes");
+    let (_, text) = bench.pull(&stored, &Wanted::Text { hosted: None }).await.expect("it comes");
     assert_eq!((text.fetched_bytes, text.kept_bytes), (2, 0));
-    let last = bench.pull(&stored, &Wanted::Stage(1)).await.expect("it comes");
+    let (_, last) = bench.pull(&stored, &Wanted::Stage(1)).await.expect("it comes");
     assert_eq!((last.fetched_bytes, last.kept_bytes), (WEIGHTS as u64 + 7, 2));
-    let again = bench.pull(&stored, &Wanted::Whole).await.expect("it is there");
+    let (cached, again) = bench.pull(&stored, &Wanted::Whole).await.expect("it is there");
     assert_eq!((again.fetched_parts, again.kept_bytes), (0, 2 * (WEIGHTS as u64 + 7) + 2));
-    assert_eq!(again.set.manifest, set.manifest);
+    assert_eq!(cached.shards.manifest, set.manifest);
     let none = bench.pull(&stored, &Wanted::Stage(2)).await.expect_err("two stages");
     assert!(
         matches!(none, DeliveryError::Shards(ShardSetError::NoSuchStage { stage: 2, n_stages: 2 })),
@@ -165,13 +177,13 @@ async fn a_process_gets_what_it_needs_once() {
     );
 
     // What is damaged on the disk comes anew, and nothing else.
-    let spoilt = again.set.dir.join("stage-1.bin");
+    let spoilt = cached.shards.dir.join("stage-1.bin");
     let mut bytes = fs::read(&spoilt).expect("it is there");
     bytes[PART_BYTES + 3] ^= 1;
     fs::write(&spoilt, bytes).expect("it is written");
-    let mended = bench.pull(&stored, &Wanted::Whole).await.expect("it comes");
+    let (cached, mended) = bench.pull(&stored, &Wanted::Whole).await.expect("it comes");
     assert_eq!((mended.fetched_bytes, mended.fetched_parts), (WEIGHTS as u64, 4));
-    mended.set.verify_stage(1).expect("it is whole");
+    cached.shards.verify_stage(1).expect("it is whole");
 }
 
 #[tokio::test]
@@ -193,21 +205,22 @@ async fn a_pull_that_ended_goes_on_and_so_does_a_push() {
     assert_eq!((again.sent_bytes, again.kept_bytes), (0, total));
 
     let stored = bench.chosen(None).await;
-    let dir = set_dir(&bench.folder.path().join("cache"), &model(), &stored.fingerprint);
-    let shards = open(&bench.store, &stored, &dir).await.expect("a manifest");
+    let cache = bench.cache(0);
+    let cached = cache.open(&bench.store, &stored).await.expect("a manifest");
     let stop = Notify::new();
     let stop_pulling = |progress: &Progress| stop_at(&stop, progress, 2 * PART_BYTES);
-    let pulling = pull(&bench.store, &stored, &shards, &Wanted::Stage(0), stop_pulling);
+    let from = (&bench.store, &stored);
+    let pulling = cache.pull(from, &cached, &Wanted::Stage(0), stop_pulling);
     tokio::select! {
         biased;
         () = stop.notified() => {}
         done = pulling => panic!("it was not interrupted: {done:?}"),
     }
     // The writer of the one before takes what it has got to the disk, and then lets go of the file.
-    let rest = bench.pull(&stored, &Wanted::Stage(0)).await.expect("it comes");
+    let (cached, rest) = bench.pull(&stored, &Wanted::Stage(0)).await.expect("it comes");
     assert_eq!(rest.fetched_bytes + rest.kept_bytes, WEIGHTS as u64 + 7);
     assert!(rest.kept_bytes > 0, "nothing was kept");
-    rest.set.verify_stage(0).expect("it is whole");
+    cached.shards.verify_stage(0).expect("it is whole");
 }
 
 /// Asks for the end once more than so many bytes are where they should be.
@@ -237,8 +250,19 @@ async fn the_set_that_was_pushed_last_is_meant_and_others_stay() {
     assert!(contents.keys().all(|content| content.starts_with(&new[..16])), "{contents:?}");
     // What was removed can come back.
     bench.pushed(1).await;
-    let pulled = bench.pull(&bench.chosen(None).await, &Wanted::Whole).await.expect("it comes");
-    assert_eq!(pulled.set.manifest.fingerprint, *old);
+    let stored = bench.chosen(None).await;
+    let (cached, _) = bench.pull(&stored, &Wanted::Whole).await.expect("it comes");
+    assert_eq!(cached.shards.manifest.fingerprint, *old);
+
+    // Where the cache has no room for another one, the set that nobody uses any more goes.
+    let dir = cached.shards.dir.clone();
+    drop(cached);
+    let (other, cache) = (bench.chosen(Some(new)).await, bench.cache(2));
+    let kept = cache.open(&bench.store, &other).await.expect("a manifest");
+    let from = (&bench.store, &other);
+    cache.pull(from, &kept, &Wanted::Stage(0), |_| ()).await.expect("it comes");
+    assert!(!dir.is_dir(), "{} is still there", dir.display());
+    kept.shards.verify_stage(0).expect("it is whole");
 }
 
 #[tokio::test]

@@ -2,19 +2,17 @@
 //! and fetches that stage's shard from the broker. The fleet hears of it from the moment on in which
 //! it has chosen, so others that start choose something else.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use stagebus_bus::{Bus, BusOptions, ModelStore, Role};
 use stagebus_delivery::{
-    DeliveryError, StoredSet, Wanted, cache_dir, choose, find_model, list, log_progress, open,
-    pull, set_dir,
+    Cache, CachedSet, DeliveryError, StoredSet, Wanted, choose, find_model, list, log_progress,
 };
 use stagebus_schemas::ids::{ModelName, StageIndex, WorkerId};
 use stagebus_schemas::messages::fleet::{WorkerAnnouncement, WorkerLoad, WorkerState};
 use stagebus_schemas::version::MessageVersion;
 use stagebus_settings::{BrokerSettings, StoreSettings};
-use stagebus_shards::ShardSet;
 
 use crate::config::WorkerSettings;
 use crate::error::WorkerError;
@@ -39,6 +37,8 @@ pub(crate) struct Joined {
     /// Its id, which the fleet knows already.
     pub(crate) worker: WorkerId,
     pub(crate) presence: Presence,
+    /// Keeps the files in the cache.
+    pub(crate) cached: CachedSet,
 }
 
 /// A shard set that the broker has, with its manifest on this machine.
@@ -46,7 +46,7 @@ pub(crate) struct Joined {
 struct Stored {
     store: ModelStore,
     set: StoredSet,
-    shards: ShardSet,
+    cached: CachedSet,
     model: ModelName,
 }
 
@@ -67,16 +67,17 @@ pub(crate) async fn join(
     });
     let bus = Bus::connect(options).await?;
     let events = bus.events();
-    let stored = stored_sets(&bus, settings, &cache_dir(store)?).await?;
+    let cache = Cache::new(store)?;
+    let stored = stored_sets(&bus, settings, &cache).await?;
     let models: Vec<_> = stored.iter().map(|stored| stored.model.clone()).collect();
     let (model, every) = (settings.model.as_ref(), settings.announce_interval());
     let mut presence = Presence::start(&bus, model, &models, every).await?;
     seen_by_broker(&bus, events).await?;
     let offers = offers(&stored, settings)?;
-    let joiner = Joiner { settings, stored: &stored, suffix: random_suffix() };
+    let joiner = Joiner { settings, cache: &cache, stored: &stored, suffix: random_suffix() };
     let fetched = fetch(&joiner, &offers, &mut presence).await;
     match fetched {
-        Ok((worker, settings)) => Ok(Joined { settings, worker, presence }),
+        Ok((worker, settings, cached)) => Ok(Joined { settings, worker, presence, cached }),
         Err(error) => {
             presence.leave().await;
             Err(error)
@@ -87,6 +88,7 @@ pub(crate) async fn join(
 /// What does not change while a worker joins.
 struct Joiner<'a> {
     settings: &'a WorkerSettings,
+    cache: &'a Cache,
     stored: &'a [Stored],
     suffix: String,
 }
@@ -106,7 +108,7 @@ impl Joiner<'_> {
 
     /// What the fleet hears of a worker that takes an offer.
     fn told(&self, offer: &Offer, state: WorkerState) -> Result<WorkerAnnouncement, WorkerError> {
-        let Stored { shards, model, .. } = self.stored(offer)?;
+        let Stored { cached: CachedSet { shards, .. }, model, .. } = self.stored(offer)?;
         let entry = shards.stage(usize::from(offer.stage))?;
         let settings = self.settings;
         Ok(WorkerAnnouncement {
@@ -132,7 +134,7 @@ impl Joiner<'_> {
 async fn stored_sets(
     bus: &Bus,
     settings: &WorkerSettings,
-    cache: &Path,
+    cache: &Cache,
 ) -> Result<Vec<Stored>, WorkerError> {
     let fingerprint = settings.fingerprint.as_deref();
     let models = match (&settings.model, settings.stage) {
@@ -154,9 +156,8 @@ async fn stored_sets(
             }
             Err(error) => return Err(error.into()),
         };
-        let dir = set_dir(cache, &model, &set.fingerprint);
-        let shards = open(&store, &set, &dir).await?;
-        stored.push(Stored { store, set, shards, model });
+        let cached = cache.open(&store, &set).await?;
+        stored.push(Stored { store, set, cached, model });
     }
     if stored.is_empty() {
         return Err(DeliveryError::NothingStored.into());
@@ -167,7 +168,7 @@ async fn stored_sets(
 /// The stages that may be served; the one that was named alone, if one was.
 fn offers(stored: &[Stored], settings: &WorkerSettings) -> Result<Vec<Offer>, WorkerError> {
     let mut offers = Vec::new();
-    for Stored { set, shards, model, .. } in stored {
+    for Stored { set, cached: CachedSet { shards, .. }, model, .. } in stored {
         if shards.manifest.head_tokens.is_some() {
             if stored.len() == 1 {
                 return Err(WorkerError::CutHead { path: PathBuf::from(model.as_str()) });
@@ -196,14 +197,14 @@ async fn fetch(
     joiner: &Joiner<'_>,
     offers: &[Offer],
     presence: &mut Presence,
-) -> Result<(WorkerId, WorkerSettings), WorkerError> {
+) -> Result<(WorkerId, WorkerSettings, CachedSet), WorkerError> {
     let mut taken = take(joiner, offers, presence).await?;
     loop {
-        let Stored { store, set, shards, model } = joiner.stored(taken)?;
+        let Stored { store, set, cached, model } = joiner.stored(taken)?;
         presence.tell(joiner.told(taken, WorkerState::Starting)?).await;
         tracing::info!(%model, stage_index = taken.stage, fingerprint = %set.fingerprint, "joining");
         let wanted = Wanted::Stage(usize::from(taken.stage));
-        let pulling = pull(store, set, shards, &wanted, log_progress());
+        let pulling = joiner.cache.pull((store, set), cached, &wanted, log_progress());
         let pulled = presence.during(pulling).await?;
         tracing::info!(
             stage_index = taken.stage,
@@ -214,11 +215,11 @@ async fn fetch(
         let me = joiner.id(taken.stage)?;
         let Some(empty) = forsaken(offers, || presence.workers(), (&me, taken)) else {
             let settings = WorkerSettings {
-                shards: shards.dir.clone(),
+                shards: cached.shards.dir.clone(),
                 stage: Some(taken.stage),
                 ..joiner.settings.clone()
             };
-            return Ok((me, settings));
+            return Ok((me, settings, cached.clone()));
         };
         tracing::info!(from = taken.stage, to = empty.stage, "another worker has this stage");
         taken = empty;

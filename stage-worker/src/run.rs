@@ -109,10 +109,12 @@ pub(crate) async fn run_joined(
             return ended.map_or(Ok(()), |failed| failed.map(drop));
         }
     };
-    // From here on the worker speaks for itself.
-    drop(joined);
+    // From here on the worker speaks for itself; the files stay where they are to its end.
+    let cached = joined.map(|joined| joined.cached);
     let settings = (&config.settings, &config.telemetry);
-    serve(connections, stage, backend, settings, shutdown, on_ready).await
+    let outcome = serve(connections, stage, backend, settings, shutdown, on_ready).await;
+    drop(cached);
+    outcome
 }
 
 /// Messages that wait in one subscription. Enough for every step that the queue takes, so the
