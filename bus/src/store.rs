@@ -1,4 +1,4 @@
-//! Shard sets in the broker's object store: one bucket per model.
+//! Shard sets in the broker's object store: one bucket per model, one for its draft models.
 //!
 //! ```text
 //! pusher ── parts, then what they are ──▶ OBJ_STAGEBUS_MODEL_<model> ── parts from N on ──▶ puller
@@ -52,7 +52,7 @@ const SEQUENCE: &str = "Nats-Sequence";
 /// How long the answer with one stored message may take.
 const LAST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The bucket of a model, through one connection.
+/// A bucket of a model, through one connection.
 #[derive(Debug, Clone)]
 pub struct ModelStore {
     bus: Bus,
@@ -130,8 +130,23 @@ impl ModelStore {
     /// The bucket of a model; nothing is asked or made.
     #[must_use]
     pub fn new(bus: &Bus, model: &ModelName) -> Self {
-        let (api, bucket) = (Api::new(bus), Bucket::of(model));
-        Self { bus: bus.clone(), api, model: model.clone(), bucket }
+        Self::of(bus, model, Bucket::of(model))
+    }
+
+    /// The bucket of a model's draft models; nothing is asked or made.
+    #[must_use]
+    pub fn of_drafts(bus: &Bus, model: &ModelName) -> Self {
+        Self::of(bus, model, Bucket::of_drafts(model))
+    }
+
+    fn of(bus: &Bus, model: &ModelName, bucket: Bucket) -> Self {
+        Self { bus: bus.clone(), api: Api::new(bus), model: model.clone(), bucket }
+    }
+
+    /// Whether it holds draft models.
+    #[must_use]
+    pub fn is_of_drafts(&self) -> bool {
+        self.bucket == Bucket::of_drafts(&self.model)
     }
 
     /// The model.
@@ -172,7 +187,7 @@ impl ModelStore {
         Config {
             name: self.bucket.stream(),
             subjects: vec![self.bucket.all_parts(), self.bucket.all_infos()],
-            description: Some(format!("shard sets of {}", self.model)),
+            description: Some(format!("shard sets of stagebus, for {}", self.model)),
             retention: RetentionPolicy::Limits,
             storage: StorageType::File,
             discard: DiscardPolicy::New,

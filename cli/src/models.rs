@@ -22,9 +22,10 @@ const EXAMPLES: &str = "Examples:
   stagebus models remove smollm2 --fingerprint 3f9a2c
   stagebus models remove smollm2
 
-Shows the shard sets that `stagebus push` has stored; the last complete one of a model is the one
-that is pulled. Without --fingerprint `remove` takes away everything of the model. Processes that have
-pulled what they need do not notice. A broker with permissions takes it from an operator's key.";
+Shows the shard sets that `stagebus push` has stored, draft models with the model that they are for;
+the last complete one is the one that is pulled. Without --fingerprint `remove` takes away everything
+of the model. Processes that have pulled what they need do not notice. A broker with permissions takes
+it from an operator's key.";
 
 /// Arguments of `stagebus models`.
 #[derive(Debug, Clone, clap::Args)]
@@ -67,6 +68,8 @@ enum Action {
 struct ModelReport {
     model: ModelName,
     sets: Vec<SetReport>,
+    /// Shard sets of its draft models.
+    drafts: Vec<SetReport>,
     /// At most this much is left of pushes that were interrupted.
     unfinished_bytes: u64,
 }
@@ -93,7 +96,7 @@ pub async fn run(args: ModelsArgs) -> anyhow::Result<Outcome> {
     };
     let bus = Bus::connect(client.options(Role::Operator, "stagebus-models")?).await?;
     if let Some(Action::Remove { model, fingerprint, .. }) = &args.action {
-        remove(&ModelStore::new(&bus, model), fingerprint.as_deref()).await?;
+        remove(&bus, model, fingerprint.as_deref()).await?;
     }
     let reports = reports(&bus, shown).await?;
     if args.json {
@@ -104,19 +107,46 @@ pub async fn run(args: ModelsArgs) -> anyhow::Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-async fn remove(store: &ModelStore, fingerprint: Option<&str>) -> anyhow::Result<()> {
-    let Some(wanted) = fingerprint else { return Ok(store.delete().await?) };
-    let sets = list(store).await?;
-    let fitting: Vec<_> = sets.iter().filter(|set| set.fingerprint.starts_with(wanted)).collect();
-    match fitting.as_slice() {
-        [set] => Ok(stagebus_delivery::remove(store, set).await?),
-        several => Err(DeliveryError::Fingerprint {
-            model: store.model().clone(),
+/// The buckets of a model: its own and that of its draft models.
+fn stores(bus: &Bus, model: &ModelName) -> [ModelStore; 2] {
+    [ModelStore::new(bus, model), ModelStore::of_drafts(bus, model)]
+}
+
+/// Removes everything of a model, or one of its shard sets.
+async fn remove(bus: &Bus, model: &ModelName, fingerprint: Option<&str>) -> anyhow::Result<()> {
+    let stores = stores(bus, model);
+    let Some(wanted) = fingerprint else {
+        let mut n_removed = 0;
+        for store in &stores {
+            n_removed += usize::from(if_there(store.delete().await)?.is_some());
+        }
+        anyhow::ensure!(n_removed > 0, StoreError::NoBucket { model: model.clone() });
+        return Ok(());
+    };
+    let mut sets = Vec::new();
+    for store in &stores {
+        let found = if_there(list(store).await)?.unwrap_or_default();
+        sets.extend(found.into_iter().map(|set| (store, set)));
+    }
+    let mut fitting = sets.iter().filter(|(_, set)| set.fingerprint.starts_with(wanted));
+    match (fitting.next(), fitting.count()) {
+        (Some((store, set)), 0) => Ok(stagebus_delivery::remove(store, set).await?),
+        (first, others) => Err(DeliveryError::Fingerprint {
+            model: model.clone(),
             wanted: wanted.to_owned(),
-            found: several.len(),
-            stored: sets.iter().map(|set| set.fingerprint.clone()).collect(),
+            found: usize::from(first.is_some()) + others,
+            stored: sets.iter().map(|(_, set)| set.fingerprint.clone()).collect(),
         }
         .into()),
+    }
+}
+
+/// What came of asking a bucket; nothing if there is no such bucket.
+fn if_there<T>(outcome: Result<T, impl Into<DeliveryError>>) -> Result<Option<T>, DeliveryError> {
+    match outcome.map_err(Into::into) {
+        Ok(value) => Ok(Some(value)),
+        Err(DeliveryError::Store(StoreError::NoBucket { .. })) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -129,9 +159,8 @@ async fn reports(bus: &Bus, shown: Option<ModelName>) -> anyhow::Result<Vec<Mode
     };
     let mut reports = Vec::new();
     for model in models {
-        match report(&ModelStore::new(bus, &model)).await {
-            Ok(report) => reports.push(report),
-            Err(DeliveryError::Store(StoreError::NoBucket { .. })) => {}
+        match report(bus, &model).await {
+            Ok(report) => reports.extend(report),
             Err(DeliveryError::Store(StoreError::Forbidden(_))) if !is_named => {
                 console::note(&format!("{model} is not open to this key"));
             }
@@ -141,7 +170,21 @@ async fn reports(bus: &Bus, shown: Option<ModelName>) -> anyhow::Result<Vec<Mode
     Ok(reports)
 }
 
-async fn report(store: &ModelStore) -> Result<ModelReport, DeliveryError> {
+/// What is stored of a model; nothing if nothing ever was.
+async fn report(bus: &Bus, model: &ModelName) -> Result<Option<ModelReport>, DeliveryError> {
+    let [of_model, of_drafts] = stores(bus, model);
+    let (found, drafts) = (if_there(look(&of_model).await)?, if_there(look(&of_drafts).await)?);
+    if found.is_none() && drafts.is_none() {
+        return Ok(None);
+    }
+    let (sets, unfinished) = found.unwrap_or_default();
+    let (drafts, unfinished_drafts) = drafts.unwrap_or_default();
+    let unfinished_bytes = unfinished + unfinished_drafts;
+    Ok(Some(ModelReport { model: model.clone(), sets, drafts, unfinished_bytes }))
+}
+
+/// The shard sets in a bucket, and the bytes that no set has at most.
+async fn look(store: &ModelStore) -> Result<(Vec<SetReport>, u64), DeliveryError> {
     let sets = list(store).await?;
     let named = |set: &StoredSet| -> Vec<String> {
         let objects = set.files.values().chain(&set.manifest);
@@ -160,11 +203,7 @@ async fn report(store: &ModelStore) -> Result<ModelReport, DeliveryError> {
         bytes: set.bytes(),
         fingerprint: set.fingerprint,
     });
-    Ok(ModelReport {
-        model: store.model().clone(),
-        sets: reports.collect(),
-        unfinished_bytes: unfinished_parts * PART_BYTES as u64,
-    })
+    Ok((reports.collect(), unfinished_parts * PART_BYTES as u64))
 }
 
 fn describe(reports: &[ModelReport]) -> String {
@@ -172,15 +211,17 @@ fn describe(reports: &[ModelReport]) -> String {
         return "nothing is stored; see `stagebus push`\n".to_owned();
     }
     let mut rows = Vec::new();
-    for ModelReport { model, sets, unfinished_bytes } in reports {
-        for set in sets {
+    for ModelReport { model, sets, drafts, unfinished_bytes } in reports {
+        let of_model = sets.iter().map(|set| (model.to_string(), set));
+        let of_drafts = drafts.iter().map(|set| (format!("draft of {model}"), set));
+        for (name, set) in of_model.chain(of_drafts) {
             let state = match (set.current, set.complete) {
                 (true, _) => "pulled",
                 (false, true) => "older",
                 (false, false) => "incomplete",
             };
             rows.push(vec![
-                model.to_string(),
+                name,
                 set.fingerprint.chars().take(SHOWN_FINGERPRINT).collect(),
                 state.to_owned(),
                 set.files.to_string(),
@@ -211,16 +252,18 @@ mod tests {
         let reports = [ModelReport {
             model: "m".parse().expect("a name"),
             sets: vec![set("ab", false, true), set("cd", true, true), set("ef", false, false)],
+            drafts: vec![set("01", true, true)],
             unfinished_bytes: 1 << 20,
         }];
         let shown = describe(&reports);
-        let states = ["older", "pulled", "incomplete", "interrupted"];
+        let states = ["older", "pulled", "incomplete", "pulled", "interrupted"];
         let lines: Vec<&str> = shown.lines().skip(1).collect();
         assert_eq!(lines.len(), states.len(), "{shown}");
         for (line, state) in lines.iter().zip(states) {
             assert!(line.contains(state), "{shown}");
         }
         assert!(lines[1].contains("cdcdcdcdcdcd ") && lines[1].ends_with("3.0 MiB"), "{shown}");
+        assert!(lines[3].starts_with("draft of m ") && lines[3].contains("0101"), "{shown}");
         assert!(describe(&[]).contains("stagebus push"));
     }
 }

@@ -20,6 +20,7 @@ use crate::progress::DeliveryProgress;
 #[command(after_help = "Examples:
   stagebus push shards/smollm2
   stagebus push shards/smollm2 --config operator/stagebus.toml --json
+  stagebus push shards/draft --draft-of smollm2
 
 Workers and coordinators without files of their own pull what they need. What is stored is checked
 against the manifest on its way, and complete or not there. After whatever interrupts it, push again:
@@ -29,6 +30,10 @@ pub struct PushArgs {
     /// Folder of the shard set
     #[arg(value_name = "DIR")]
     shards: PathBuf,
+
+    /// Store it as the draft model of this model, for its coordinators
+    #[arg(long, value_name = "MODEL")]
+    draft_of: Option<ModelName>,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -55,9 +60,18 @@ pub async fn run(args: PushArgs, quiet: bool, stop: CancellationToken) -> anyhow
     let shards = ShardSet::open(&args.shards)
         .with_context(|| format!("cannot use the shard set {}", args.shards.display()))?;
     let model = ModelName::new(shards.manifest.model.as_str())?;
+    let n_stages = shards.manifest.n_stages();
+    anyhow::ensure!(
+        args.draft_of.is_none() || n_stages == 1,
+        "a draft model has one stage, {} has {n_stages}",
+        args.shards.display()
+    );
     let options = connection(args.client.options(Role::Operator, "stagebus-push")?);
     let bus = Bus::connect(options).await?;
-    let store = ModelStore::new(&bus, &model);
+    let store = match &args.draft_of {
+        Some(target) => ModelStore::of_drafts(&bus, target),
+        None => ModelStore::new(&bus, &model),
+    };
     let bar = DeliveryProgress::new(quiet);
     let pushing = stagebus_delivery::push(&store, &shards, |progress| bar.update(progress));
     let pushed = tokio::select! {

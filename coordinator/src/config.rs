@@ -199,7 +199,8 @@ pub struct CoordinatorSettings {
     pub preempted_wait_ms: u64,
     /// Who drafts tokens for the stages to verify.
     pub draft: DraftChoice,
-    /// Shard set of the draft model: one stage, the tokenizer of the model.
+    /// Shard set of the draft model: one stage, the tokenizer of the model. Where the shard set is
+    /// pulled, the draft model that was pushed for it when absent.
     pub draft_shards: Option<PathBuf>,
     /// Tokens to draft per step; requests may say otherwise.
     pub draft_tokens: AutoOr,

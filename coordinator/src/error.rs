@@ -38,7 +38,9 @@ pub enum CoordinatorError {
     #[error("tokenizer or chat template cannot be used")]
     Text(#[from] TextError),
     /// A draft model is asked for and none is given.
-    #[error("coordinator.draft asks for a draft model: set coordinator.draft_shards")]
+    #[error(
+        "coordinator.draft asks for a draft model: set coordinator.draft_shards, or push one with `stagebus push --draft-of`"
+    )]
     NoDraftModel,
     /// The draft model cannot be used.
     #[error("draft model cannot be used")]

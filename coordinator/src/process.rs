@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use stagebus_delivery::CachedSet;
 use stagebus_schemas::ids::ModelName;
 use stagebus_settings::{ListenAddress, Overrides, ProcessArgs, logging, process};
 use stagebus_telemetry::Telemetry;
@@ -14,7 +13,7 @@ use tracing::{error, info};
 use crate::config::{CoordinatorConfig, CoordinatorSettings};
 use crate::coordinator::{Ready, run};
 use crate::error::CoordinatorError;
-use crate::pulling;
+use crate::pulling::{self, Files};
 
 /// Name of the process in traces.
 const SERVICE: &str = "stagebus-coordinator";
@@ -63,7 +62,7 @@ pub struct Prepared {
     /// What its process shows of itself.
     pub telemetry: Telemetry,
     /// Keeps what was pulled in the cache.
-    pulled: Option<CachedSet>,
+    pulled: Option<Files>,
 }
 
 /// Loads the configuration, starts logging, listens for scrapers and pulls what is not on this
@@ -88,16 +87,19 @@ pub async fn prepare(
         process::watch_parent(shutdown.clone()).map_err(CoordinatorError::Thread)?;
     }
     let mut telemetry = Telemetry::start(&loaded.metrics, &loaded.telemetry, SERVICE).await?;
-    let settings = loaded.process;
+    let mut settings = loaded.process;
     settings.validate()?;
     let (shards, pulled) = match args.shards {
         Some(shards) => (shards, None),
         None => {
-            let cached = tokio::select! {
-                pulled = pulling::pull(&loaded.broker, &loaded.store, &settings) => pulled?,
+            let files = tokio::select! {
+                files = pulling::pull(&loaded.broker, &loaded.store, &settings) => files?,
                 () = shutdown.cancelled() => return Ok(None),
             };
-            (cached.shards.dir.clone(), Some(cached))
+            if let Some(draft) = &files.draft {
+                settings.draft_shards = Some(draft.shards.dir.clone());
+            }
+            (files.target.shards.dir.clone(), Some(files))
         }
     };
     let config = CoordinatorConfig {

@@ -89,7 +89,7 @@ pub async fn open(
     if *found != set.fingerprint {
         return Err(differs("fingerprint", found, &set.fingerprint));
     }
-    if model.as_str() != store.model().as_str() {
+    if !store.is_of_drafts() && model.as_str() != store.model().as_str() {
         return Err(differs("model", model, store.model().as_str()));
     }
     Ok(shards)

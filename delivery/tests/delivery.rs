@@ -266,6 +266,26 @@ async fn the_set_that_was_pushed_last_is_meant_and_others_stay() {
 }
 
 #[tokio::test]
+async fn draft_models_lie_beside_the_model_that_they_are_for() {
+    let bench = Bench::start().await;
+    let target: ModelName = "target".parse().expect("a name");
+    let drafts = ModelStore::of_drafts(&bench.bus, &target);
+    let set = shard_set(&bench.folder.path().join("draft"), 3);
+    push(&drafts, &set, |_| ()).await.expect("it is stored");
+    let stored = list(&drafts).await.expect("they are listed");
+    let cache = bench.cache(0);
+    let cached =
+        cache.open(&drafts, &stored[0]).await.expect("it has another name than the target");
+    let from = (&drafts, &stored[0]);
+    cache.pull(from, &cached, &Wanted::Whole, |_| ()).await.expect("it comes");
+    assert_eq!(cached.shards.manifest, set.manifest);
+    cached.shards.verify_stage(1).expect("it is whole");
+    // It is nobody's to serve.
+    let nothing = find_model(&bench.bus, None).await.expect_err("no model is stored");
+    assert!(matches!(nothing, DeliveryError::NothingStored), "{nothing}");
+}
+
+#[tokio::test]
 async fn what_does_not_fit_the_manifest_is_named() {
     let bench = Bench::start().await;
     let nothing = find_model(&bench.bus, None).await.expect_err("nothing is stored");

@@ -3,7 +3,7 @@
 //! | role | publishes | hears |
 //! |---|---|---|
 //! | client | `prompt`, `job`, `cancel`, `probe`; if it may, JetStream's requests for results | announcements, its own inbox |
-//! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams and to read its shard sets | `prompt`, `cancel`, `head`, `lost`, `unheard`, `probe`, announcements, the inbox of its model's coordinators |
+//! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams and to read its shard sets, those of its draft models too | `prompt`, `cancel`, `head`, `lost`, `unheard`, `probe`, announcements, the inbox of its model's coordinators |
 //! | worker | steps and their parts, `head`, `lost`, announcements of workers, `probe`, answers to coordinators and operators, JetStream's requests to read its model's shard sets | steps and their parts, control, `lost`, `probe`, announcements, the inbox of its model's workers |
 //! | operator | control, `probe`, shard sets, JetStream's requests to store, read and remove them | announcements, its own inbox |
 //!
@@ -96,7 +96,8 @@ impl Permissions {
         let mut permissions = Self::default();
         // Names of streams, to find the models that are stored.
         permissions.publish.push("$JS.API.STREAM.NAMES".to_owned());
-        for bucket in stored.iter().map(Bucket::of) {
+        for bucket in stored.iter().flat_map(|model| [Bucket::of(model), Bucket::of_drafts(model)])
+        {
             permissions.publish.extend(read_requests(&bucket));
             permissions.publish.push(bucket.all());
             let verbs = ["CREATE", "PURGE", "DELETE"].map(|verb| stream_request(verb, &bucket));
@@ -129,6 +130,7 @@ impl Permissions {
                 .into_iter()
                 .chain(stream_requests(&subjects))
                 .chain(read_requests(&Bucket::of(model)))
+                .chain(read_requests(&Bucket::of_drafts(model)))
                 .collect(),
             publish_denied: Vec::new(),
             subscribe: vec![
@@ -282,6 +284,7 @@ mod tests {
         let (worker, coordinator) = (WorkerId::random(stage), CoordinatorId::random());
         let unheard = UnheardEvent { client: 1, event: 2 };
         let (subjects, bucket) = (Subjects::new(model), Bucket::of(model));
+        let drafts = Bucket::of_drafts(model);
         vec![
             ("prompt", subjects.prompt()),
             ("cancel", subjects.cancel(&RequestId::random())),
@@ -300,11 +303,14 @@ mod tests {
             ("fleet coordinator", subjects.coordinator(&coordinator)),
             ("look", stream_request("INFO", &bucket)),
             ("pull", format!("$JS.API.DIRECT.GET.{}", bucket.stream())),
+            ("pull draft", format!("$JS.API.DIRECT.GET.{}", drafts.stream())),
             ("make", stream_request("CREATE", &bucket)),
+            ("make", stream_request("CREATE", &drafts)),
             ("remove", stream_request("PURGE", &bucket)),
             ("remove", stream_request("DELETE", &bucket)),
             ("push", bucket.parts("x")),
             ("push", bucket.info("x")),
+            ("push", drafts.parts("x")),
             ("update", stream_request("UPDATE", &bucket)),
             ("export", format!("$JS.API.CONSUMER.CREATE.{}.x", bucket.stream())),
         ]
@@ -332,6 +338,7 @@ mod tests {
                     "read",
                     "look",
                     "pull",
+                    "pull draft",
                 ],
                 vec![
                     "prompt",
@@ -354,7 +361,7 @@ mod tests {
                     std::slice::from_ref(&mine),
                     std::slice::from_ref(&mine),
                 ),
-                vec!["control", "probe", "look", "pull", "make", "remove", "push"],
+                vec!["control", "probe", "look", "pull", "pull draft", "make", "remove", "push"],
                 vec!["fleet worker", "fleet coordinator"],
             ),
         ];

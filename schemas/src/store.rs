@@ -1,8 +1,9 @@
-//! How the broker keeps shard sets: one bucket of its object store per model, in the form that
-//! every NATS client reads.
+//! How the broker keeps shard sets: buckets of its object store, in the form that every NATS
+//! client reads.
 //!
 //! ```text
 //! STAGEBUS_MODEL_<model>                          bucket; its stream is OBJ_<bucket>
+//! STAGEBUS_DRAFT_<model>                          the same for the model's draft models
 //! $O.<bucket>.C.<content>                         parts of a file, one after the other
 //! $O.<bucket>.M.<name of the object, base64url>   what the file is: an ObjectInfo as JSON
 //! ```
@@ -16,8 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::ModelName;
 
-/// What the names of all buckets begin with.
+/// What the names of models' buckets begin with.
 const BUCKET: &str = "STAGEBUS_MODEL_";
+
+/// What the names of the buckets of their draft models begin with.
+const DRAFT_BUCKET: &str = "STAGEBUS_DRAFT_";
 
 /// What the name of a bucket's stream begins with.
 const STREAM: &str = "OBJ_";
@@ -47,7 +51,13 @@ impl Bucket {
         Self { name: format!("{BUCKET}{model}") }
     }
 
-    /// The model whose shard sets a stream holds; nothing if it is no bucket of ours.
+    /// The bucket that holds the shard sets of draft models for a model.
+    #[must_use]
+    pub fn of_drafts(model: &ModelName) -> Self {
+        Self { name: format!("{DRAFT_BUCKET}{model}") }
+    }
+
+    /// The model whose shard sets a stream holds; nothing if it is no model's bucket.
     #[must_use]
     pub fn model_of_stream(stream: &str) -> Option<ModelName> {
         let model = stream.strip_prefix(STREAM)?.strip_prefix(BUCKET)?;
@@ -203,8 +213,12 @@ mod tests {
         let model: ModelName = "m-1".parse().expect("a name");
         let bucket = Bucket::of(&model);
         assert_eq!(bucket.stream(), "OBJ_STAGEBUS_MODEL_m-1");
-        assert_eq!(Bucket::model_of_stream(&bucket.stream()), Some(model));
-        for other in ["STAGEBUS_MODEL_m-1", "OBJ_m-1", "OBJ_STAGEBUS_MODEL_", "KV_x"] {
+        assert_eq!(Bucket::model_of_stream(&bucket.stream()), Some(model.clone()));
+        let drafts = Bucket::of_drafts(&model).stream();
+        assert_eq!(drafts, "OBJ_STAGEBUS_DRAFT_m-1");
+        for other in
+            [drafts.as_str(), "STAGEBUS_MODEL_m-1", "OBJ_m-1", "OBJ_STAGEBUS_MODEL_", "KV_x"]
+        {
             assert_eq!(Bucket::model_of_stream(other), None, "{other}");
         }
         let content = content_name(HASH, HASH);

@@ -13,7 +13,6 @@ use async_nats::{Message, Subscriber};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
-use stagebus_schemas::store::Bucket;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::error::StoreError;
@@ -298,7 +297,7 @@ pub struct ObjectReader {
 
 impl ObjectReader {
     pub(super) fn new(store: &ModelStore, object: StoredObject, part: u64, after: u64) -> Self {
-        let filter = Bucket::of(store.model()).parts(&object.content);
+        let filter = store.bucket.parts(&object.content);
         Self { messages: Messages::new(store, filter, after), object, next: part, n_fetched: 0 }
     }
 

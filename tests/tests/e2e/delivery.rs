@@ -127,12 +127,17 @@ async fn a_fleet_without_files_takes_what_it_needs_from_the_broker() -> Result<(
         "{listed}"
     );
 
-    // Both at the same moment: they share the stages, whoever is first.
+    let draft = shard_sets::draft().await?;
+    let call = site.call(&["push", "--draft-of", name], "operator");
+    call.arg(&draft).run().await?.success()?;
+
+    // Both at the same moment: they share the stages, whoever is first. The coordinator does not
+    // start without a draft model.
     let holder = format!("coordinator-{name}");
     let (one, two, coordinator) = tokio::try_join!(
         site.worker(name, "one"),
         site.worker(name, "two"),
-        site.start(&["coordinator"], &holder, "coordinator"),
+        site.start(&["coordinator", "--set", "coordinator.draft=model"], &holder, "coordinator"),
     )?;
     ensure!(coordinator.ready["model"] == name, "{}", coordinator.ready);
     let stages = [&one, &two].map(|part| part.ready["stage"].as_u64());
@@ -143,12 +148,14 @@ async fn a_fleet_without_files_takes_what_it_needs_from_the_broker() -> Result<(
     ask(&bus, &model, case).await?;
 
     // What it fetched is in the cache by fingerprint, and nothing else.
-    let cached = site.folder.path().join("cache").join(name).join(&set.manifest.fingerprint);
-    let cached = ShardSet::open(&cached)?;
-    for stage in 0..2 {
-        cached.verify_stage(stage)?;
+    let cache = site.folder.path().join("cache").join(name);
+    for (set, n_stages) in [(&set, 2), (&ShardSet::open(&draft)?, 1)] {
+        let cached = ShardSet::open(&cache.join(&set.manifest.fingerprint))?;
+        for stage in 0..n_stages {
+            cached.verify_stage(stage)?;
+        }
+        cached.verify_text()?;
     }
-    cached.verify_text()?;
 
     // The next one takes the place of the one that is gone, with the files that are here.
     let gone = one.ready["stage"].clone();
@@ -161,6 +168,22 @@ async fn a_fleet_without_files_takes_what_it_needs_from_the_broker() -> Result<(
     for part in [coordinator, two, three] {
         part.end().await?;
     }
+
+    // What else an operator may.
+    let out = site.folder.path().join("out");
+    let call = site.call(&["pull", name, "--stage", "0", "--out"], "operator").arg(&out);
+    call.run().await?.success()?;
+    ShardSet::open(&out)?.verify_stage(0)?;
+    let remove =
+        |words: &[&str]| site.call(&[&["models", "remove", name][..], words].concat(), "operator");
+    let told =
+        remove(&["--fingerprint", &set.manifest.fingerprint, "--json"]).run().await?.success()?;
+    let left = told.json()?;
+    ensure!(left[0]["sets"] == serde_json::json!([]), "{left}");
+    ensure!(left[0]["drafts"][0]["complete"] == true, "{left}");
+    let told = remove(&["--json"]).run().await?.success()?;
+    ensure!(told.json()? == serde_json::json!([]), "{}", told.report());
+    remove(&[]).run().await?.failure(&["no shard set of model", name])?;
     Ok(())
 }
 
