@@ -26,7 +26,7 @@ use target::TargetArgs;
   stagebus ask --tokens 1,504,3575 --json
   git diff | stagebus ask --system \"Write a commit message.\" -
   stagebus ask --temperature 0.8 --top-p 0.9 --seed 7 \"Write a haiku.\"
-  stagebus ask --local --shards shards/smollm2 \"Hello\"
+  stagebus ask --local --shards shard-sets/smollm2 \"Hello\"
 
 Ctrl-C cancels the request. With --json the answer is one JSON object on standard output:
 {text, tokens, tok_s, ttft_ms, stages, finish_reason, usage, timings, request_id}, with seed if tokens

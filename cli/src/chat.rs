@@ -28,7 +28,7 @@ use lines::{Line, Lines, Source};
 #[command(after_help = "Examples:
   stagebus chat
   stagebus chat --system \"You are a pirate.\" --temperature 0.8
-  stagebus chat --local --shards shards/smollm2
+  stagebus chat --local --shards shard-sets/smollm2
   stagebus chat --json < questions.txt
 
 Ctrl-C cancels the answer under way, Ctrl-D leaves. /help lists the commands: /stats, /reset,

@@ -30,7 +30,7 @@ use verdict::{CaseReport, CheckReport, RunReport, Verdict, first_difference};
 #[command(after_help = "Examples:
   stagebus check --reference smollm2-135m.json
   stagebus check --reference cases.json --model model.gguf --stages 1,2,3,5 --json
-  stagebus check --reference cases.json --shards shards/smollm2 --profile fast
+  stagebus check --reference cases.json --shards shard-sets/smollm2 --profile fast
   stagebus check --reference cases.json --draft hybrid --k 0,1,5,10,auto
 
 A reference file is a JSON array of {category, prompt, template_text, input_ids, output_ids}; other

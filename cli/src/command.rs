@@ -30,9 +30,9 @@ use crate::top::{self, TopArgs};
 use crate::up::{self, UpArgs};
 
 const WORKER_EXAMPLES: &str = "Examples:
-  stagebus worker --shards shards/smollm2 --stage 0
-  stagebus worker --config stagebus.toml --shards shards/smollm2 --stage 1 --device GPU
-  stagebus worker --shards shards/smollm2 --stage 1 --set broker.url=nats://127.0.0.1:4222
+  stagebus worker --shards shard-sets/smollm2 --stage 0
+  stagebus worker --config stagebus.toml --shards shard-sets/smollm2 --stage 1 --device GPU
+  stagebus worker --shards shard-sets/smollm2 --stage 1 --set broker.url=nats://127.0.0.1:4222
   stagebus worker --model smollm2 --stage 1
   stagebus worker
 
@@ -42,9 +42,9 @@ JSON when it is ready. The first Ctrl-C lets running sessions finish. The progra
 same.";
 
 const COORDINATOR_EXAMPLES: &str = "Examples:
-  stagebus coordinator --shards shards/smollm2
-  stagebus coordinator --config stagebus.toml --shards shards/smollm2 --wait-for-workers
-  stagebus coordinator --shards shards/smollm2 --host-stage0 --set worker.threads=4
+  stagebus coordinator --shards shard-sets/smollm2
+  stagebus coordinator --config stagebus.toml --shards shard-sets/smollm2 --wait-for-workers
+  stagebus coordinator --shards shard-sets/smollm2 --host-stage0 --set worker.threads=4
   stagebus coordinator --model smollm2
 
 Reads manifest, tokenizer and chat template of the shard set, no weights unless it hosts the first
@@ -72,8 +72,8 @@ const VERSION: &str = env!("STAGEBUS_VERSION");
     propagate_version = true,
     arg_required_else_help = true,
     after_help = "Examples:
-  stagebus shard model.gguf --stages 2 --out shards/model
-  stagebus up --shards shards/model
+  stagebus shard model.gguf --stages 2 --out shard-sets/model
+  stagebus up --shards shard-sets/model
   stagebus ask \"What is the capital of Japan?\"
 
 Exit codes: 0 success, 1 failure, 2 a command line that cannot be understood, 3 an orderly end that

@@ -29,8 +29,8 @@ use fleet::Known;
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
   stagebus doctor
-  stagebus doctor --shards shards/smollm2 --stage 1
-  stagebus doctor --config worker-smollm2/stagebus.toml --shards shards/smollm2 --no-broker
+  stagebus doctor --shards shard-sets/smollm2 --stage 1
+  stagebus doctor --config worker-smollm2/stagebus.toml --shards shard-sets/smollm2 --no-broker
   stagebus doctor --config client/stagebus.toml --model smollm2 --jobs --json
 
 Looks at configuration, OpenVINO and its devices, folders and disk, shard sets, the broker (way

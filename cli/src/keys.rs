@@ -10,15 +10,15 @@ use crate::console;
 use crate::exit::Outcome;
 
 const EXAMPLES: &str = "Examples:
-  stagebus keys new keys --model smollm2 --host broker.example
-  stagebus keys add keys ann --role client --results
-  stagebus keys add keys lab-3 --role worker --model smollm2
-  stagebus keys remove keys ann
-  stagebus keys list keys
+  stagebus keys new fleet-keys --model smollm2 --host broker.example
+  stagebus keys add fleet-keys ann --role client --results
+  stagebus keys add fleet-keys lab-3 --role worker --model smollm2
+  stagebus keys remove fleet-keys ann
+  stagebus keys list fleet-keys
 
-`new` makes a folder with everything: keys/broker goes to the broker's machine (start nats-server in
+`new` makes a folder with everything: fleet-keys/broker goes to the broker's machine (start nats-server in
 it with -c nats.conf), and each other folder in keys to the machine of its holder, whose processes
-take --config <folder>/stagebus.toml. After `add` and `remove` copy keys/broker/users.conf to the
+take --config <folder>/stagebus.toml. After `add` and `remove` copy fleet-keys/broker/users.conf to the
 broker and let it read it again: nats-server --signal reload. docs/security.md has the rest.";
 
 /// Arguments of `stagebus keys`.

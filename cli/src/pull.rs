@@ -17,8 +17,8 @@ use crate::progress::DeliveryProgress;
 /// Arguments of `stagebus pull`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
-  stagebus pull smollm2 --out shards/smollm2
-  stagebus pull smollm2 --stage 1 --out shards/smollm2 --json
+  stagebus pull smollm2 --out shard-sets/smollm2
+  stagebus pull smollm2 --stage 1 --out shard-sets/smollm2 --json
   stagebus pull --fingerprint 3f9a2c --out shards/old --config operator/stagebus.toml
 
 Workers and coordinators pull by themselves; this is for those that shall start without the broker's

@@ -18,9 +18,9 @@ use crate::progress::DeliveryProgress;
 /// Arguments of `stagebus push`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
-  stagebus push shards/smollm2
-  stagebus push shards/smollm2 --config operator/stagebus.toml --json
-  stagebus push shards/draft --draft-of smollm2
+  stagebus push shard-sets/smollm2
+  stagebus push shard-sets/smollm2 --config operator/stagebus.toml --json
+  stagebus push shard-sets/draft --draft-of smollm2
 
 Workers and coordinators without files of their own pull what they need. What is stored is checked
 against the manifest on its way, and complete or not there. After whatever interrupts it, push again:

@@ -18,11 +18,11 @@ use crate::weights;
 #[expect(clippy::struct_excessive_bools, reason = "a switch on the command line is a bool")]
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
-  stagebus shard SmolLM2-135M-Instruct.Q4_1.gguf --stages 2 --out shards/smollm2
-  stagebus shard models/draft --stages 1 --tokenizer-from shards/smollm2 --out shards/draft
-  stagebus shard llama-8b.gguf --stages 3 --split 12,12,8 --out shards/llama-8b --force
-  stagebus shard models/qwen3-8b --stages 2 --tensor \"*.down_proj.*=int8\" --out shards/qwen3-8b
-  stagebus shard Qwen3-8B-int4-ov --stages 2 --out shards/qwen3-8b
+  stagebus shard SmolLM2-135M-Instruct.Q4_1.gguf --stages 2 --out shard-sets/smollm2
+  stagebus shard models/draft --stages 1 --tokenizer-from shard-sets/smollm2 --out shard-sets/draft
+  stagebus shard llama-8b.gguf --stages 3 --split 12,12,8 --out shard-sets/llama-8b --force
+  stagebus shard models/qwen3-8b --stages 2 --tensor \"*.down_proj.*=int8\" --out shard-sets/qwen3-8b
+  stagebus shard Qwen3-8B-int4-ov --stages 2 --out shard-sets/qwen3-8b
 
 The folder appears when everything in it is complete; after a failure there is none.")]
 pub struct ShardArgs {

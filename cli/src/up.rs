@@ -26,13 +26,13 @@ const CLIENT_CONFIG: &str = "stagebus.toml";
 /// Arguments of `stagebus up`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
-  stagebus up --shards shards/smollm2
+  stagebus up --shards shard-sets/smollm2
   stagebus up --model model.gguf --stages 3 --workers-per-stage 2
-  stagebus up --shards shards/smollm2 --keep-jobs jobs
-  stagebus up --shards shards/smollm2 --broker-port 0 --json --set coordinator.max_sessions=8
-  stagebus up --shards shards/smollm2 --host-stage0
-  stagebus up --shards shards/smollm2 --gateway
-  stagebus up --shards shards/smollm2 --keys keys --listen 0.0.0.0
+  stagebus up --shards shard-sets/smollm2 --keep-jobs jobs
+  stagebus up --shards shard-sets/smollm2 --broker-port 0 --json --set coordinator.max_sessions=8
+  stagebus up --shards shard-sets/smollm2 --host-stage0
+  stagebus up --shards shard-sets/smollm2 --gateway
+  stagebus up --shards shard-sets/smollm2 --keys fleet-keys --listen 0.0.0.0
 
 Starts a broker on the loopback interface (elsewhere with keys only), one or more workers per stage
 and a coordinator, with --gateway also an OpenAI-compatible HTTP API with a web page, and shows
