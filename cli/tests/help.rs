@@ -41,7 +41,8 @@ fn the_examples_in_the_help_can_be_parsed() {
     for mut command in subcommands() {
         let name = command.get_name().to_owned();
         let help = command.render_long_help().to_string();
-        let examples = help.lines().filter_map(|line| line.trim().split_once("stagebus "));
+        let (_, examples) = help.split_once("Examples:").expect("checked above");
+        let examples = examples.lines().filter_map(|line| line.trim().split_once("stagebus "));
         for (before, line) in examples {
             // Prose mentions commands in backquotes; an example is a line of its own or follows a
             // pipe.
