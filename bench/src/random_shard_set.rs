@@ -41,6 +41,7 @@ pub fn make(dir: &Path, weights: u64) -> anyhow::Result<ShardSet> {
         source: "random".to_owned(),
         weights: WeightMode::Exact,
         floats: None,
+        form: Form::Stateful,
         dims: ModelDims {
             n_layers: 1,
             hidden_dim: 1,

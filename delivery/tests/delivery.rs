@@ -52,6 +52,7 @@ fn shard_set(dir: &Path, seed: u8) -> ShardSet {
         source: "tiny".to_owned(),
         weights: WeightMode::Exact,
         floats: None,
+        form: Form::Stateful,
         dims: ModelDims {
             n_layers: 2,
             hidden_dim: 1,

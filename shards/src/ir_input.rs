@@ -27,6 +27,7 @@ pub use error::{IrError, IrErrorKind};
 
 use crate::bounded;
 use crate::floats::FloatPlan;
+use crate::form::Form;
 use crate::hugging_face::{ConfigJson, FolderConfig};
 use crate::ir::bin::BinWriter;
 use crate::ir::graph::Graph;
@@ -125,6 +126,17 @@ impl IrModel {
             return Ok(());
         }
         Err(IrError::new(&self.xml, IrErrorKind::Weights { mode, floats: floats.layers }))
+    }
+
+    /// Checks that the graph is to stay as it is.
+    ///
+    /// # Errors
+    /// [`IrErrorKind::Form`].
+    pub(crate) fn check_form(&self, form: Form) -> Result<(), IrError> {
+        match form {
+            Form::Stateful => Ok(()),
+            Form::Static(_) => Err(IrError::new(&self.xml, IrErrorKind::Form)),
+        }
     }
 
     /// Cuts the model.

@@ -14,6 +14,7 @@
 )]
 
 pub mod floats;
+pub mod form;
 pub mod gguf;
 pub mod hugging_face;
 pub mod ir_input;
@@ -35,6 +36,7 @@ mod tensor;
 mod weights;
 
 pub use floats::{CodedTensor, FloatCoding, FloatException, FloatPlan};
+pub use form::{Form, FormError, StaticForm};
 pub use known_draft::{DEFAULT_HEAD_TOKENS, DraftSearch, KnownDraftError, find_draft, known_draft};
 pub use manifest::{Manifest, WeightMode};
 pub use shard::{Progress, ShardError, ShardRequest, shard};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::floats::FloatCoding;
+use crate::form::{Form, FormError};
 
 /// The manifest's file name inside a shard set.
 pub const MANIFEST_FILE: &str = "manifest.json";
@@ -87,7 +88,8 @@ pub struct ModelDims {
     pub head_dim: usize,
     /// Rows of the embedding table and of the logits.
     pub vocab_size: usize,
-    /// The longest sequence that the model was made for, in tokens.
+    /// The longest sequence, in tokens: what the model was made for, and in the static form no
+    /// longer than its window.
     pub context_length: usize,
 }
 
@@ -141,6 +143,9 @@ pub struct Manifest {
     /// as they were. Older programs refuse the field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floats: Option<FloatCoding>,
+    /// The form of the graphs; absent for the usual one. Older programs refuse the field.
+    #[serde(default, skip_serializing_if = "Form::is_stateful")]
+    pub form: Form,
     /// The model's sizes.
     pub dims: ModelDims,
     /// The token that starts a sequence, if the model uses one.
@@ -210,6 +215,19 @@ pub enum ManifestError {
         /// Layers of the model.
         n_layers: usize,
     },
+    /// Shapes that no static graph has.
+    #[error(transparent)]
+    Form(#[from] FormError),
+    /// A static form whose window is not the context length.
+    #[error(
+        "the static form has a window of {window} positions, context_length is {context_length}"
+    )]
+    Window {
+        /// Positions of the window.
+        window: usize,
+        /// The context length that the dimensions name.
+        context_length: usize,
+    },
     /// A file name that leaves the shard set's folder.
     #[error("file name {name:?} is not a plain file name")]
     FileName {
@@ -242,7 +260,7 @@ impl Manifest {
 
     /// The fingerprint that this content gives: SHA-256 over the compact JSON of format version,
     /// architecture, weight mode, dimensions, token ids, stages, text files and, if there is one,
-    /// the list of head tokens.
+    /// the list of head tokens, and the form if it is static.
     ///
     /// The model's name and the source's file name do not count: a renamed model stays the same
     /// model. How floats were coded shows in the stages' files.
@@ -264,6 +282,9 @@ impl Manifest {
         if let (Some(file), Some(content)) = (&self.head_tokens, content.as_array_mut()) {
             content.push(serde_json::json!(file));
         }
+        if let (Form::Static(form), Some(content)) = (self.form, content.as_array_mut()) {
+            content.push(serde_json::json!(form));
+        }
         hex(&Sha256::digest(content.to_string().as_bytes()))
     }
 
@@ -280,6 +301,7 @@ impl Manifest {
         }
         check_model_name(&self.model)?;
         self.validate_stages()?;
+        self.validate_form()?;
         let stage_files = self.stages.iter().flat_map(|s| [&s.xml, &s.bin]);
         for file in stage_files.chain(&self.text_files).chain(&self.head_tokens) {
             check_file_name(&file.name)?;
@@ -287,6 +309,16 @@ impl Manifest {
         let expected = self.content_fingerprint();
         if self.fingerprint != expected {
             return Err(ManifestError::Fingerprint { found: self.fingerprint.clone(), expected });
+        }
+        Ok(())
+    }
+
+    fn validate_form(&self) -> Result<(), ManifestError> {
+        let Form::Static(form) = self.form else { return Ok(()) };
+        form.check()?;
+        let (window, context_length) = (form.window, self.dims.context_length);
+        if window != context_length {
+            return Err(ManifestError::Window { window, context_length });
         }
         Ok(())
     }
@@ -374,6 +406,7 @@ pub fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::form::StaticForm;
 
     fn file(name: &str) -> FileEntry {
         FileEntry { name: name.to_owned(), bytes: 1, sha256: "00".repeat(32) }
@@ -396,6 +429,7 @@ mod tests {
             source: "tiny.gguf".to_owned(),
             weights: WeightMode::Exact,
             floats: None,
+            form: Form::Stateful,
             dims: ModelDims {
                 n_layers: 3,
                 hidden_dim: 64,
@@ -429,6 +463,7 @@ mod tests {
         manifest.validate().unwrap();
         let json = serde_json::to_string(&manifest).unwrap();
         assert_eq!(serde_json::from_str::<Manifest>(&json).unwrap(), manifest);
+        assert!(!json.contains("form\":"), "older programs read the usual form: {json}");
         let more = json.replacen('{', "{\"extra\":1,", 1);
         assert!(serde_json::from_str::<Manifest>(&more).is_err());
     }
@@ -445,6 +480,13 @@ mod tests {
         assert!(matches!(empty, Err(E::Stages { stage: 0, .. })));
         let short = changed(|m| m.stages[1].end_layer = 2);
         assert!(matches!(short, Err(E::StagesIncomplete { end_layer: 2, .. })));
+        let form = StaticForm { window: 128, rows: 4, slots: 2 };
+        assert!(matches!(changed(|m| m.form = Form::Static(form)), Ok(())));
+        let flat = StaticForm { rows: 0, ..form };
+        assert!(matches!(changed(|m| m.form = Form::Static(flat)), Err(E::Form(_))));
+        let short = StaticForm { window: 64, ..form };
+        let short = changed(|m| m.form = Form::Static(short));
+        assert!(matches!(short, Err(E::Window { window: 64, context_length: 128 })));
         for name in ["../x", "a/b", "", ".", "..", "a\\b", "C:x", MANIFEST_FILE] {
             let escaping = changed(|m| m.stages[0].bin.name = name.to_owned());
             assert!(matches!(escaping, Err(E::FileName { .. })), "{name}");
@@ -464,6 +506,7 @@ mod tests {
         assert!(!same(|m| m.weights = WeightMode::Compact));
         assert!(!same(|m| m.dims.context_length += 1));
         assert!(!same(|m| m.eos_ids.push(3)));
+        assert!(!same(|m| m.form = Form::Static(StaticForm::default())));
         assert!(!same(|m| m.head_tokens = Some(file("head_tokens.u32"))));
         let mut manifest = manifest();
         manifest.fingerprint = "00".repeat(32);

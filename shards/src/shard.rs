@@ -10,6 +10,7 @@ use crate::decoder::config::DecoderConfig;
 use crate::decoder::stage::{Model, build_stage};
 use crate::decoder::tensors::{DecoderTensors, LayerTensors};
 use crate::floats::{CodedTensor, FloatPlan};
+use crate::form::{Form, FormError};
 use crate::gguf::{GgmlType, GgufError};
 use crate::hugging_face::{self, FolderConfig, HfError};
 use crate::ir_input::{IrError, IrModel, MODEL_FILE};
@@ -36,6 +37,8 @@ pub struct ShardRequest {
     pub weights: WeightMode,
     /// What becomes of matrices that are stored in floats.
     pub floats: FloatPlan,
+    /// The form of the graphs. A static window is cut to the model's context length.
+    pub form: Form,
     /// The model's name on the wire; `None` derives it from the source's file name.
     pub model_name: Option<String>,
     /// The shard set whose tokenizer and chat template the model shares; `None` takes those of the
@@ -50,7 +53,8 @@ pub struct ShardRequest {
 }
 
 impl ShardRequest {
-    /// A request that leaves every choice at its default: exact weights, split by cost.
+    /// A request that leaves every choice at its default: exact weights, split by cost, graphs with
+    /// states.
     #[must_use]
     pub fn new(source: PathBuf, out_dir: PathBuf, n_stages: usize) -> Self {
         Self {
@@ -60,6 +64,7 @@ impl ShardRequest {
             split: None,
             weights: WeightMode::Exact,
             floats: FloatPlan::default(),
+            form: Form::Stateful,
             model_name: None,
             tokenizer_from: None,
             head_tokens: None,
@@ -188,6 +193,9 @@ pub enum ShardError {
     /// The stage count or the split does not fit the model.
     #[error(transparent)]
     Split(#[from] SplitError),
+    /// The static form asked for cannot be built.
+    #[error(transparent)]
+    Form(#[from] FormError),
     /// The chosen name is not legal.
     #[error(transparent)]
     ModelName(ManifestError),
@@ -240,7 +248,8 @@ fn shard_tensors(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Manifest, ShardError> {
     let source = Source::open(&request.source)?;
-    let config = DecoderConfig::read(&source)?;
+    let mut config = DecoderConfig::read(&source)?;
+    let form = form(request.form, &mut config.dims)?;
     let mut tensors = DecoderTensors::find(&source, &config)?;
     tensors.check_plan(&request.floats)?;
     let head_tokens = head_tokens(request, &source, &config)?;
@@ -255,10 +264,12 @@ fn shard_tensors(
         tensors: &tensors,
         weights: request.weights,
         floats: &request.floats,
+        form,
     };
     let prepared = Prepared {
         name,
         architecture: config.family.name,
+        form,
         dims: &config.dims,
         ranges: &ranges,
         costs: &costs,
@@ -286,6 +297,7 @@ fn shard_graph(
     }
     let model = IrModel::open(&request.source)?;
     model.check_weights(request.weights, &request.floats)?;
+    model.check_form(request.form)?;
     let costs = model.costs();
     let ranges = ranges(request, &costs, model.dims.n_layers)?;
     let stages = model.stages(&ranges)?;
@@ -293,6 +305,7 @@ fn shard_graph(
     let prepared = Prepared {
         name,
         architecture: &model.architecture,
+        form: request.form,
         dims: &dims,
         ranges: &ranges,
         costs: &costs,
@@ -302,6 +315,14 @@ fn shard_graph(
         build: &|stage, bin, on_copied| model.build(&stages, stage, bin, on_copied),
     };
     prepared.write(request, progress)
+}
+
+/// The form for a model, whose context shrinks to the window of a static one.
+fn form(asked: Form, dims: &mut ModelDims) -> Result<Form, FormError> {
+    let Form::Static(form) = asked else { return Ok(asked) };
+    let form = form.fitted(dims.context_length)?;
+    dims.context_length = form.window;
+    Ok(Form::Static(form))
 }
 
 fn model_name(request: &ShardRequest) -> Result<String, ShardError> {

@@ -1,10 +1,13 @@
-//! Rotary positions and attention over a cache that the graph keeps as state.
+//! Rotary positions and attention over a cache: one that the graph keeps as state, or one that
+//! comes in with every call.
 
 use std::io;
 
+use super::mask::Visible;
 use super::rope::Rope;
 use super::stage::StageBuilder;
 use super::tensors::HeadNorms;
+use crate::form::{Form, StaticForm};
 use crate::ir::element::ElementType;
 use crate::ir::graph::Value;
 
@@ -15,10 +18,21 @@ pub(crate) struct AttentionContext {
     full: Option<View>,
     /// For layers with a window, likewise.
     window: Option<View>,
-    /// Which row of the cache each row of the batch continues, i32 `[B]`.
-    beam_idx: Value,
-    /// An empty cache, f32 `[B, n_kv_heads, 0, head_dim]`.
-    empty_cache: Value,
+    cache: Cache,
+}
+
+/// Where the cache of a layer comes from.
+#[derive(Clone, Copy, Debug)]
+enum Cache {
+    /// A state of the graph.
+    State {
+        /// Which row of the cache each row of the batch continues, i32 `[B]`.
+        beam_idx: Value,
+        /// An empty cache, f32 `[B, n_kv_heads, 0, head_dim]`.
+        empty: Value,
+    },
+    /// An input of the graph.
+    Input(StaticForm),
 }
 
 /// What layers that see the same positions share.
@@ -34,6 +48,15 @@ pub(crate) struct View {
     mask: Value,
 }
 
+/// What masks are made from.
+#[derive(Clone, Copy, Debug)]
+enum Masks {
+    /// Which slots of the cache are in use.
+    Slots(Visible),
+    /// The input is the mask of layers that see all positions.
+    Given(StaticForm, Value),
+}
+
 impl StageBuilder<'_> {
     /// Builds what the layers share.
     ///
@@ -44,28 +67,56 @@ impl StageBuilder<'_> {
         mut layers: std::ops::Range<usize>,
     ) -> io::Result<AttentionContext> {
         let config = self.config;
-        let attention_mask =
-            self.graph.parameter("attention_mask", ElementType::I64, &[None, None]);
-        let position_ids = self.graph.parameter("position_ids", ElementType::I64, &[None, None]);
-        let beam_idx = self.graph.parameter("beam_idx", ElementType::I32, &[None]);
-        self.graph.scope("mask");
-        let visible = self.visible(input, attention_mask)?;
+        let (masks, position_ids, cache) = match self.form {
+            Form::Stateful => self.state_inputs(input)?,
+            Form::Static(form) => self.static_inputs(form),
+        };
         let mut full = None;
         if layers.clone().any(|layer| config.window_of(layer).is_none()) {
-            let mask = self.causal_mask(visible)?;
+            self.graph.scope("mask");
+            let mask = match masks {
+                Masks::Slots(visible) => self.causal_mask(visible)?,
+                Masks::Given(_, mask) => mask,
+            };
             self.graph.scope("rope");
             full = Some(self.view(position_ids, &config.rope, mask)?);
         }
         let mut window = None;
         if let Some(found) = layers.find_map(|layer| config.window_of(layer)) {
             self.graph.scope("window.mask");
-            let mask = self.window_mask(visible, position_ids, found.len)?;
+            let mask = match masks {
+                Masks::Slots(visible) => self.window_mask(visible, position_ids, found.len)?,
+                Masks::Given(form, mask) => {
+                    self.static_window_mask((form, mask), position_ids, found.len)?
+                }
+            };
             self.graph.scope("window.rope");
             window = Some(self.view(position_ids, &found.rope, mask)?);
         }
+        Ok(AttentionContext { full, window, cache })
+    }
+
+    /// Inputs beside the rows, of a graph with states: what masks are made from, positions, and
+    /// where caches come from.
+    fn state_inputs(&mut self, input: Value) -> io::Result<(Masks, Value, Cache)> {
+        let attention_mask =
+            self.graph.parameter("attention_mask", ElementType::I64, &[None, None]);
+        let position_ids = self.graph.parameter("position_ids", ElementType::I64, &[None, None]);
+        let beam_idx = self.graph.parameter("beam_idx", ElementType::I32, &[None]);
+        self.graph.scope("mask");
+        let visible = self.visible(input, attention_mask)?;
         self.graph.scope("cache");
-        let empty_cache = self.empty_cache(input)?;
-        Ok(AttentionContext { full, window, beam_idx, empty_cache })
+        let empty = self.empty_cache(input)?;
+        Ok((Masks::Slots(visible), position_ids, Cache::State { beam_idx, empty }))
+    }
+
+    /// The same of a static graph.
+    fn static_inputs(&mut self, form: StaticForm) -> (Masks, Value, Cache) {
+        let dims = [1, 1, form.rows as u64, form.n_columns() as u64].map(Some);
+        let mask = self.graph.parameter("attention_mask", ElementType::F32, &dims);
+        let dims = self.row_dims();
+        let position_ids = self.graph.parameter("position_ids", ElementType::I64, &dims);
+        (Masks::Given(form, mask), position_ids, Cache::Input(form))
     }
 
     /// Cosines and sines of `position * frequency`, the frequencies repeated for both halves.
@@ -126,13 +177,8 @@ impl StageBuilder<'_> {
         }
         let q = self.rotate(q, &view)?;
         let k = self.rotate(k, &view)?;
-        let k =
-            self.remember(context, k, &format!("past_key_values.{layer}.keypresent.{layer}.key"))?;
-        let v = self.remember(
-            context,
-            v,
-            &format!("past_key_values.{layer}.valuepresent.{layer}.value"),
-        )?;
+        let k = self.remember(context, k, (layer, "key"))?;
+        let v = self.remember(context, v, (layer, "value"))?;
         let k = self.repeat_heads(k)?;
         let v = self.repeat_heads(v)?;
         let scale = match self.config.attention_scale {
@@ -171,20 +217,34 @@ impl StageBuilder<'_> {
         Ok(graph.concat(&[rotated, rest], -1))
     }
 
-    /// Appends keys or values to the state of this name; returns past and present together.
+    /// Appends keys or values of the rows to a layer's cache; returns past and present together.
     fn remember(
         &mut self,
         context: &AttentionContext,
         value: Value,
-        variable: &str,
+        (layer, part): (usize, &str),
     ) -> io::Result<Value> {
         let dims = &self.config.dims;
-        let shape = [None, Some(dims.n_kv_heads as u64), None, Some(dims.head_dim as u64)];
-        let past = self.graph.read_value(context.empty_cache, variable, &shape);
-        let past = self.graph.gather(past, context.beam_idx, 0)?;
-        let all = self.graph.concat(&[past, value], 2);
-        self.graph.assign(all, variable);
-        Ok(all)
+        let (n_kv_heads, head_dim) = (Some(dims.n_kv_heads as u64), Some(dims.head_dim as u64));
+        let (past_name, name) =
+            (format!("past_key_values.{layer}.{part}"), format!("present.{layer}.{part}"));
+        match context.cache {
+            Cache::State { beam_idx, empty } => {
+                let variable = past_name + &name;
+                let past =
+                    self.graph.read_value(empty, &variable, &[None, n_kv_heads, None, head_dim]);
+                let past = self.graph.gather(past, beam_idx, 0)?;
+                let all = self.graph.concat(&[past, value], 2);
+                self.graph.assign(all, &variable);
+                Ok(all)
+            }
+            Cache::Input(form) => {
+                let shape = [Some(1), n_kv_heads, Some(form.n_cached() as u64), head_dim];
+                let past = self.graph.parameter(&past_name, ElementType::F32, &shape);
+                self.graph.result(&name, value);
+                Ok(self.graph.concat(&[past, value], 2))
+            }
+        }
     }
 
     /// Repeats each key or value head for the query heads that share it.

@@ -1,11 +1,13 @@
-//! Which cache slots a row of a stateful graph sees.
+//! Which cached positions a row sees.
 //!
 //! SDPAToPagedAttention drops these masks and lets the kernel find them: causality always holds
-//! there, and the length of a window is read from the mask's own subgraph.
+//! there, and the length of a window is read from the mask's own subgraph. Static graphs get the
+//! mask of layers without a window as an input.
 
 use std::io;
 
 use super::stage::StageBuilder;
+use crate::form::StaticForm;
 use crate::ir::element::ElementType;
 use crate::ir::graph::Value;
 
@@ -81,6 +83,31 @@ impl StageBuilder<'_> {
         let seen = graph.broadcast_both(seen, same_shape);
         let mask = self.scores_of(seen)?;
         self.graph.slice(mask, -1, 0..i64::MAX)
+    }
+
+    /// The mask of a static graph, without the columns whose position is not one of the last
+    /// `len`.
+    ///
+    /// **Shape**: `mask` and what is returned are f32 `[1, 1, T, n_columns]`.
+    pub(super) fn static_window_mask(
+        &mut self,
+        (form, mask): (StaticForm, Value),
+        position_ids: Value,
+        len: usize,
+    ) -> io::Result<Value> {
+        let graph = &mut self.graph;
+        // The form says which position is in which column of a slot.
+        let cached: Vec<i64> = (0..form.n_cached()).map(|at| (at % form.window) as i64).collect();
+        let cached = graph.i64s(&cached)?;
+        let cached = graph.unsqueeze(cached, &[0])?;
+        let columns = graph.concat(&[cached, position_ids], -1);
+        let columns = graph.unsqueeze(columns, &[1, 2])?;
+        let positions = graph.unsqueeze(position_ids, &[1, 3])?;
+        let len = graph.i64(-(len as i64))?;
+        let last_unseen = graph.add_values(positions, len);
+        let within = graph.greater(columns, last_unseen);
+        let no = graph.f32s(&[], &[MASKED])?;
+        Ok(graph.select(within, mask, no))
     }
 
     /// What is added to scores: nothing where a slot is seen.

@@ -7,9 +7,10 @@ use super::config::DecoderConfig;
 use super::linear::Input;
 use super::tensors::{DecoderTensors, Projection};
 use crate::floats::FloatPlan;
+use crate::form::Form;
 use crate::ir::bin::BinWriter;
 use crate::ir::element::ElementType;
-use crate::ir::graph::{Graph, Value};
+use crate::ir::graph::{Dim, Graph, Value};
 use crate::manifest::WeightMode;
 use crate::shard::OnConverted;
 use crate::source::Source;
@@ -22,6 +23,7 @@ pub(crate) struct StageBuilder<'a> {
     pub(crate) tensors: &'a DecoderTensors<'a>,
     pub(crate) weights: WeightMode,
     pub(crate) floats: &'a FloatPlan,
+    pub(crate) form: Form,
     pub(crate) graph: Graph,
     pub(crate) on_converted: &'a mut OnConverted<'a>,
 }
@@ -34,6 +36,7 @@ pub(crate) struct Model<'a> {
     pub(crate) tensors: &'a DecoderTensors<'a>,
     pub(crate) weights: WeightMode,
     pub(crate) floats: &'a FloatPlan,
+    pub(crate) form: Form,
 }
 
 /// Writes the weights of one stage and builds its graph.
@@ -44,6 +47,12 @@ pub(crate) struct Model<'a> {
 /// whole batch (`B * T`). Output `hidden_states` f32 `[B, T, hidden_dim]`, or `logits` f32
 /// `[R, vocab_size]` of the rows asked for.
 ///
+/// In the static form `B` is 1 and `T` the form's `rows`; `attention_mask` is f32
+/// `[1, 1, T, n_columns]` and is added to the scores as it is; there is neither `beam_idx` nor
+/// `logit_rows`, and `logits` has all `T` rows. The caches of each layer are the inputs
+/// `past_key_values.L.key` and `.value`, f32 `[1, n_kv_heads, n_cached, head_dim]`, and the outputs
+/// `present.L.key` and `.value` of the rows of the call, f32 `[1, n_kv_heads, T, head_dim]`.
+///
 /// # Errors
 /// The weight file cannot be written.
 pub(crate) fn build_stage<'a>(
@@ -52,18 +61,21 @@ pub(crate) fn build_stage<'a>(
     bin: BinWriter,
     on_converted: &'a mut OnConverted<'a>,
 ) -> io::Result<Graph> {
-    let Model { source, config, tensors, weights, floats } = model;
+    let Model { source, config, tensors, weights, floats, form } = model;
     let graph = Graph::new(bin);
-    let mut stage = StageBuilder { source, config, tensors, weights, floats, graph, on_converted };
+    let mut stage =
+        StageBuilder { source, config, tensors, weights, floats, form, graph, on_converted };
     let is_first = layers.start == 0;
     let is_last = layers.end == config.dims.n_layers;
     let hidden_dim = config.dims.hidden_dim;
 
     let mut table = None;
     let input = if is_first {
-        stage.graph.parameter("input_ids", ElementType::I64, &[None, None])
+        let dims = stage.row_dims();
+        stage.graph.parameter("input_ids", ElementType::I64, &dims)
     } else {
-        let dims = [None, None, Some(hidden_dim as u64)];
+        let [n_batch, n_rows] = stage.row_dims();
+        let dims = [n_batch, n_rows, Some(hidden_dim as u64)];
         stage.graph.parameter("inputs_embeds", ElementType::F32, &dims)
     };
     let context = stage.attention_context(input, layers.clone())?;
@@ -83,7 +95,10 @@ pub(crate) fn build_stage<'a>(
         stage.release_all();
     }
     if is_last {
-        let logit_rows = stage.graph.parameter("logit_rows", ElementType::I64, &[None]);
+        let logit_rows = match form {
+            Form::Stateful => Some(stage.graph.parameter("logit_rows", ElementType::I64, &[None])),
+            Form::Static(_) => None,
+        };
         stage.graph.scope("head");
         let logits = stage.head(hidden, logit_rows, table)?;
         stage.graph.result("logits", logits);
@@ -94,6 +109,14 @@ pub(crate) fn build_stage<'a>(
 }
 
 impl StageBuilder<'_> {
+    /// The dimensions of what has a number for each row: `[B, T]`.
+    pub(super) fn row_dims(&self) -> [Dim; 2] {
+        match self.form {
+            Form::Stateful => [None, None],
+            Form::Static(form) => [Some(1), Some(form.rows as u64)],
+        }
+    }
+
     /// Gives all mapped pages back to the system.
     ///
     /// A fault maps neighbouring pages too, so releasing tensor by tensor leaves some pages at
@@ -118,16 +141,18 @@ impl StageBuilder<'_> {
         graph.reshape(rows, &[0, 0, hidden_dim as i64])
     }
 
-    /// The logits of the chosen rows, `[R, n_head_rows]`.
+    /// The logits of the chosen rows, or of all, `[R, n_head_rows]`.
     fn head(
         &mut self,
         hidden: Value,
-        logit_rows: Value,
+        logit_rows: Option<Value>,
         table: Option<Stored>,
     ) -> io::Result<Value> {
         let hidden_dim = self.config.dims.hidden_dim;
-        let rows = self.graph.reshape(hidden, &[-1, hidden_dim as i64])?;
-        let rows = self.graph.gather(rows, logit_rows, 0)?;
+        let mut rows = self.graph.reshape(hidden, &[-1, hidden_dim as i64])?;
+        if let Some(logit_rows) = logit_rows {
+            rows = self.graph.gather(rows, logit_rows, 0)?;
+        }
         let rows = self.graph.unsqueeze(rows, &[0])?;
         let normed = self.rms_norm(rows, self.tensors.output_norm)?;
         let mut normed = Input::new(normed, hidden_dim);

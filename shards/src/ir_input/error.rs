@@ -218,6 +218,12 @@ pub enum IrErrorKind {
         /// The value that should have it.
         name: String,
     },
+    /// The graph keeps its state and its open shapes; the static form was asked for.
+    #[error(
+        "an OpenVINO model keeps the form that it was exported in: the static form is made from a \
+         GGUF file or a Hugging Face folder"
+    )]
+    Form,
     /// Weights are copied; something else was asked for.
     #[error(
         "weights of an OpenVINO model are copied as they are, which is exact for integers and keep \

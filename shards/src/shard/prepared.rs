@@ -9,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{OnConverted, Progress, ShardError, ShardRequest};
 use crate::floats::FloatCoding;
+use crate::form::Form;
 use crate::ir::bin::BinWriter;
 use crate::ir::graph::Graph;
 use crate::manifest::{
@@ -34,6 +35,7 @@ pub(super) struct Prepared<'a> {
     /// Its name on the wire.
     pub(super) name: String,
     pub(super) architecture: &'a str,
+    pub(super) form: Form,
     pub(super) dims: &'a ModelDims,
     /// The layers of each stage.
     pub(super) ranges: &'a [Range<usize>],
@@ -74,6 +76,7 @@ impl Prepared<'_> {
             source,
             weights: request.weights,
             floats: Some(request.floats.layers).filter(|coding| *coding != FloatCoding::Keep),
+            form: self.form,
             dims: self.dims.clone(),
             bos_id: text.bos_id,
             eos_ids: text.eos_ids,

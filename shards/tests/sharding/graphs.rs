@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use roxmltree::{Document, Node};
 use stagebus_shards::gguf::GgmlType;
-use stagebus_shards::{ShardSet, WeightMode, shard};
+use stagebus_shards::{Form, FormError, ShardError, ShardSet, StaticForm, WeightMode, shard};
 
 use crate::Workshop;
 use crate::synthetic::Synthetic;
@@ -136,6 +136,70 @@ fn every_stage_of_every_count_is_a_graph_of_its_own() {
             assert_eq!(surface.states, states.collect());
         }
     }
+}
+
+/// Name and shape of every input.
+fn input_shapes(xml: &str) -> HashMap<String, String> {
+    let document = Document::parse(xml).unwrap();
+    children(document.root_element(), &["layers", "layer"])
+        .into_iter()
+        .filter(|layer| attribute(*layer, "type") == "Parameter")
+        .map(|layer| (attribute(layer, "name").to_owned(), data(layer, "shape").to_owned()))
+        .collect()
+}
+
+#[test]
+fn static_graphs_have_fixed_shapes_and_their_caches_outside() {
+    let workshop = Workshop::new(&Synthetic { n_layers: 3, ..Synthetic::default() });
+    let form = StaticForm { window: 64, rows: 4, slots: 2 };
+    for n_stages in 1..=3 {
+        let mut request = workshop.request(n_stages);
+        (request.form, request.force) = (Form::Static(form), true);
+        let manifest = shard(&request, &mut |_| {}).unwrap();
+        assert_eq!((manifest.form, manifest.dims.context_length), (Form::Static(form), 64));
+        let set = ShardSet::open(&workshop.out()).unwrap();
+        for (index, stage) in manifest.stages.iter().enumerate() {
+            let xml = std::fs::read_to_string(set.stage_files(index).unwrap().xml).unwrap();
+            let surface = check_graph(&xml, stage.bin.bytes);
+            assert!(surface.states.is_empty(), "{:?}", surface.states);
+            let rows = if index == 0 { ("input_ids", "1,4") } else { ("inputs_embeds", "1,4,256") };
+            let mut inputs = HashMap::from([
+                (rows.0.to_owned(), rows.1.to_owned()),
+                ("position_ids".to_owned(), "1,4".to_owned()),
+                ("attention_mask".to_owned(), "1,1,4,132".to_owned()),
+            ]);
+            let is_last = index == n_stages - 1;
+            let output = if is_last { "logits" } else { "hidden_states" };
+            let mut outputs = HashSet::from([output.to_owned()]);
+            for layer in stage.first_layer..stage.end_layer {
+                for part in ["key", "value"] {
+                    let name = format!("past_key_values.{layer}.{part}");
+                    inputs.insert(name, "1,2,128,64".to_owned());
+                    outputs.insert(format!("present.{layer}.{part}"));
+                }
+            }
+            assert_eq!(input_shapes(&xml), inputs);
+            assert_eq!(surface.outputs, outputs);
+        }
+    }
+}
+
+#[test]
+fn a_static_window_follows_the_model_and_its_limits() {
+    let workshop = Workshop::new(&Synthetic::default());
+    let mut request = workshop.request(1);
+    request.form = Form::Static(StaticForm { window: 1 << 30, rows: 4, slots: 1 });
+    let whole = workshop.shard(1).unwrap();
+    std::fs::remove_dir_all(workshop.out()).unwrap();
+    let manifest = shard(&request, &mut |_| {}).unwrap();
+    assert_eq!(manifest.dims, whole.dims);
+    let Form::Static(form) = manifest.form else { panic!("{:?}", manifest.form) };
+    assert_eq!(form.window, whole.dims.context_length);
+    request.force = true;
+    request.form = Form::Static(StaticForm { rows: 0, ..form });
+    let error = shard(&request, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, ShardError::Form(FormError::Range { key: "rows", .. })), "{error}");
+    assert_eq!(ShardSet::open(&workshop.out()).unwrap().manifest, manifest, "left alone");
 }
 
 #[test]

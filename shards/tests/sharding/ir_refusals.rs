@@ -2,7 +2,9 @@
 
 use roxmltree::Document;
 use stagebus_shards::ir_input::{IrError, IrErrorKind};
-use stagebus_shards::{FloatCoding, FloatPlan, ShardError, ShardRequest, WeightMode, shard};
+use stagebus_shards::{
+    FloatCoding, FloatPlan, Form, ShardError, ShardRequest, StaticForm, WeightMode, shard,
+};
 
 use crate::graphs::attribute;
 use crate::ir::{Exported, cache, edge_to, layer_of, of_type, redirected, with_shared_keys};
@@ -268,6 +270,10 @@ fn requests_that_do_not_fit_a_graph() {
         assert_eq!((*mode, *layers), (weights, floats.layers));
         assert!(!exported.out().try_exists().unwrap());
     }
+    let form = Form::Static(StaticForm::default());
+    let request = ShardRequest { form, ..exported.request(&[4]) };
+    let Err(ShardError::Ir(error)) = shard(&request, &mut |_| {}) else { panic!("no error") };
+    assert!(matches!(error.kind(), IrErrorKind::Form), "{error}");
     let mut request = exported.request(&[4]);
     request.head_tokens = Some(16);
     let error = shard(&request, &mut |_| {}).unwrap_err();
