@@ -6,10 +6,10 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use sha2::{Digest as _, Sha256};
-use stagebus_shards::ShardSet;
 use stagebus_shards::manifest::{
     FORMAT_VERSION, FileEntry, MANIFEST_FILE, Manifest, ModelDims, StageEntry, WeightMode, hex,
 };
+use stagebus_shards::{Form, ShardSet};
 
 use crate::faults::Dice;
 

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use serde::Serialize;
 use stagebus_shards::{
-    CodedTensor, FloatCoding, FloatException, Manifest, ShardError, ShardRequest, WeightMode,
+    CodedTensor, FloatCoding, FloatException, Form, Manifest, ShardError, ShardRequest, StaticForm,
+    WeightMode,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +24,7 @@ use crate::weights;
   stagebus shard llama-8b.gguf --stages 3 --split 12,12,8 --out shard-sets/llama-8b --force
   stagebus shard models/qwen3-8b --stages 2 --tensor \"*.down_proj.*=int8\" --out shard-sets/qwen3-8b
   stagebus shard Qwen3-8B-int4-ov --stages 2 --out shard-sets/qwen3-8b
+  stagebus shard llama-8b.gguf --stages 2 --form static --window 2048 --out shard-sets/llama-8b-npu
 
 The folder appears when everything in it is complete; after a failure there is none.")]
 pub struct ShardArgs {
@@ -67,6 +69,23 @@ pub struct ShardArgs {
     #[arg(long)]
     pub errors: bool,
 
+    /// The form of the graphs: static has fixed shapes and its caches outside, as NPUs take it; its
+    /// longest session is --window
+    #[arg(long, value_name = "FORM", value_enum, default_value_t)]
+    pub form: FormChoice,
+
+    /// Static form: positions of a session, in tokens; at most the model's context [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub window: Option<usize>,
+
+    /// Static form: rows of a call; longer prompts and drafts take several calls [default: 16]
+    #[arg(long, value_name = "N")]
+    pub rows: Option<usize>,
+
+    /// Static form: sessions that share a call, each with a window of its own [default: 4]
+    #[arg(long, value_name = "N")]
+    pub slots: Option<usize>,
+
     /// The model's name in every subject; made from the file name when absent
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
@@ -89,6 +108,16 @@ pub struct ShardArgs {
     pub json: bool,
 }
 
+/// The form of stage graphs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum FormChoice {
+    /// Open shapes, caches inside.
+    #[default]
+    Stateful,
+    /// Fixed shapes, caches outside.
+    Static,
+}
+
 /// What `stagebus shard --json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct ShardReport<'a> {
@@ -97,6 +126,7 @@ struct ShardReport<'a> {
     fingerprint: &'a str,
     weights: WeightMode,
     floats: FloatCoding,
+    form: Form,
     coded: &'a [CodedTensor],
     stages: Vec<StageReport>,
 }
@@ -116,6 +146,7 @@ struct StageReport {
 /// [`UsageError`] for stages that contradict the split, else what the sharder says.
 pub async fn run(args: ShardArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<Outcome> {
     let n_stages = stage_count(args.stages, args.split.as_deref())?;
+    let form = form(args.form, [args.window, args.rows, args.slots])?;
     let mut floats = weights::floats(args.floats, &args.model);
     floats.exceptions = args.tensors;
     floats.search_scales = args.search_scales;
@@ -123,6 +154,7 @@ pub async fn run(args: ShardArgs, quiet: bool, stop: CancellationToken) -> anyho
         split: args.split,
         weights: args.weights,
         floats,
+        form,
         model_name: args.name,
         tokenizer_from: args.tokenizer_from,
         head_tokens: args.head_tokens,
@@ -206,6 +238,27 @@ pub(crate) fn stage_count(
     }
 }
 
+/// The form that the options ask for.
+fn form(choice: FormChoice, numbers: [Option<usize>; 3]) -> Result<Form, UsageError> {
+    let mut given = ["--window", "--rows", "--slots"].into_iter().zip(numbers);
+    let given = given.find(|(_, number)| number.is_some());
+    match (choice, given) {
+        (FormChoice::Static, _) => {
+            let [window, rows, slots] = numbers;
+            let default = StaticForm::default();
+            Ok(Form::Static(StaticForm {
+                window: window.unwrap_or(default.window),
+                rows: rows.unwrap_or(default.rows),
+                slots: slots.unwrap_or(default.slots),
+            }))
+        }
+        (FormChoice::Stateful, None) => Ok(Form::Stateful),
+        (FormChoice::Stateful, Some((option, _))) => {
+            Err(UsageError::Needs { option, needs: "--form static" })
+        }
+    }
+}
+
 fn report<'a>(request: &'a ShardRequest, sharded: &'a Sharded) -> ShardReport<'a> {
     let manifest = &sharded.manifest;
     ShardReport {
@@ -214,6 +267,7 @@ fn report<'a>(request: &'a ShardRequest, sharded: &'a Sharded) -> ShardReport<'a
         fingerprint: &manifest.fingerprint,
         weights: manifest.weights,
         floats: manifest.floats.unwrap_or_default(),
+        form: manifest.form,
         coded: &sharded.coded,
         stages: manifest
             .stages
@@ -257,6 +311,16 @@ fn summary(coded: &[CodedTensor]) -> String {
     )
 }
 
+/// What a static form holds, with a comma behind it.
+fn shapes(form: Form) -> String {
+    match form {
+        Form::Stateful => String::new(),
+        Form::Static(StaticForm { window, rows, slots }) => {
+            format!("{slots} slots of {window} tokens, {rows} rows a call, ")
+        }
+    }
+}
+
 fn describe(request: &ShardRequest, sharded: &Sharded) -> String {
     let manifest = &sharded.manifest;
     let rows: Vec<Vec<String>> = manifest
@@ -274,10 +338,11 @@ fn describe(request: &ShardRequest, sharded: &Sharded) -> String {
         })
         .collect();
     format!(
-        "{} in {} ({} weights, fingerprint {})\n{}{}",
+        "{} in {} ({} weights, {}fingerprint {})\n{}{}",
         manifest.model,
         request.out_dir.display(),
         manifest.weights,
+        shapes(manifest.form),
         manifest.fingerprint.get(..12).unwrap_or(&manifest.fingerprint),
         summary(&sharded.coded),
         console::table(&["stage", "layers", "MiB", "cost"], &rows)
@@ -303,6 +368,17 @@ mod tests {
         assert_eq!(summary(&[]), "");
         let table = errors(&all);
         assert!(table.contains("9.000 %") && table.contains("2 x 32"), "{table}");
+    }
+
+    #[test]
+    fn only_a_static_form_has_numbers() {
+        let three = StaticForm { slots: 3, ..StaticForm::default() };
+        let found = form(FormChoice::Static, [None, None, Some(3)]);
+        assert_eq!(found, Ok(Form::Static(three)));
+        assert_eq!(shapes(Form::Static(three)), "3 slots of 1024 tokens, 16 rows a call, ");
+        assert_eq!(form(FormChoice::Stateful, [None; 3]), Ok(Form::Stateful));
+        let refused = form(FormChoice::Stateful, [None, Some(8), Some(3)]);
+        assert_eq!(refused, Err(UsageError::Needs { option: "--rows", needs: "--form static" }));
     }
 
     #[test]

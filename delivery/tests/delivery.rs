@@ -16,7 +16,7 @@ use stagebus_settings::StoreSettings;
 use stagebus_shards::manifest::{
     FORMAT_VERSION, FileEntry, MANIFEST_FILE, Manifest, ModelDims, StageEntry, WeightMode, hex,
 };
-use stagebus_shards::{ShardSet, ShardSetError};
+use stagebus_shards::{Form, ShardSet, ShardSetError};
 use tempfile::TempDir;
 use tokio::sync::Notify;
 

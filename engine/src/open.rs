@@ -2,14 +2,16 @@
 
 use std::path::Path;
 
-use stagebus_shards::{ShardSet, ShardSetError};
+use stagebus_shards::{Form, ShardSet, ShardSetError, StaticForm};
 
 use crate::backend::Backend;
+use crate::load::LoadError;
 use crate::openvino::{Runtime, RuntimeError};
 use crate::options::{EngineKind, EngineOptions};
 use crate::paged::{PagedBackend, PagedError};
 use crate::stage::{StageSpec, StageSpecError};
-use crate::stateful::{LoadError, StatefulBackend};
+use crate::stateful::StatefulBackend;
+use crate::static_form::StaticBackend;
 use crate::testing::{TestBackend, TestModel};
 
 /// Which stage to run.
@@ -29,6 +31,19 @@ pub enum OpenStageError {
     /// The model has no such stage.
     #[error(transparent)]
     Stage(#[from] StageSpecError),
+    /// The engine takes graphs of another form.
+    #[error(
+        "the engine {engine} does not run a shard set of the {} form: choose auto, or make one with \
+         `stagebus shard --form {}`", found.as_str(), needed
+    )]
+    Form {
+        /// The engine asked for.
+        engine: EngineKind,
+        /// The form of the shard set.
+        found: Form,
+        /// The form that the engine takes.
+        needed: &'static str,
+    },
     /// The shard set has no such files.
     #[error(transparent)]
     Shards(#[from] ShardSetError),
@@ -43,7 +58,8 @@ pub enum OpenStageError {
     Paged(#[from] PagedError),
 }
 
-/// Opens the backend that `kind` names. The backend may move to another thread once.
+/// Opens the backend that `kind` names; [`EngineKind::Auto`] goes by the form of the shard set and
+/// by what the device allows. The backend may move to another thread once.
 ///
 /// # Errors
 /// [`OpenStageError`].
@@ -53,16 +69,25 @@ pub fn open_backend(
     options: &EngineOptions,
 ) -> Result<Box<dyn Backend>, OpenStageError> {
     let spec = StageSpec::from_manifest(&request.shards.manifest, request.stage)?;
-    match kind {
-        EngineKind::Test => {
+    let found = request.shards.manifest.form;
+    let other_form = |needed| Err(OpenStageError::Form { engine: kind, found, needed });
+    match (kind, found) {
+        (EngineKind::Test, _) => {
             let mut model = TestModel::from_manifest(&request.shards.manifest);
             model.context_length = options.context_limit(spec.context_length);
             let test = options.test.clone();
             Ok(Box::new(TestBackend::new(model, spec, test)))
         }
-        EngineKind::Paged => Ok(Box::new(open_paged(request, spec, options)?)),
-        EngineKind::Stateful => Ok(Box::new(open_stateful(request, spec, options)?)),
-        EngineKind::Auto => match open_paged(request, spec.clone(), options) {
+        (EngineKind::Static | EngineKind::Auto, Form::Static(form)) => {
+            Ok(Box::new(open_static(request, spec, form, options)?))
+        }
+        (EngineKind::Static, Form::Stateful) => other_form("static"),
+        (EngineKind::Paged | EngineKind::Stateful, Form::Static(_)) => other_form("stateful"),
+        (EngineKind::Paged, Form::Stateful) => Ok(Box::new(open_paged(request, spec, options)?)),
+        (EngineKind::Stateful, Form::Stateful) => {
+            Ok(Box::new(open_stateful(request, spec, options)?))
+        }
+        (EngineKind::Auto, Form::Stateful) => match open_paged(request, spec.clone(), options) {
             Ok(backend) => Ok(Box::new(backend)),
             Err(OpenStageError::Paged(error)) => {
                 let reason = &error as &dyn std::error::Error;
@@ -116,10 +141,7 @@ fn open_stateful(
 ) -> Result<StatefulBackend, OpenStageError> {
     let runtime = open_runtime(request)?;
     let files = request.shards.stage_files(request.stage)?;
-    // A folder per model: compiled models are told apart by path and time of their files.
-    let fingerprint = &request.shards.manifest.fingerprint;
-    let cache_dir = options.cache_dir.as_ref().map(|dir| dir.join(fingerprint));
-    let options = &EngineOptions { cache_dir, ..options.clone() };
+    let options = &with_own_cache(request, options);
     let backend = StatefulBackend::load(&runtime, &files, spec, options)?;
     let info = backend.info();
     tracing::info!(
@@ -133,4 +155,38 @@ fn open_stateful(
         "stage loaded"
     );
     Ok(backend)
+}
+
+fn open_static(
+    request: &StageRequest<'_>,
+    spec: StageSpec,
+    form: StaticForm,
+    options: &EngineOptions,
+) -> Result<StaticBackend, OpenStageError> {
+    let runtime = open_runtime(request)?;
+    let files = request.shards.stage_files(request.stage)?;
+    let options = &with_own_cache(request, options);
+    let backend = StaticBackend::load(&runtime, &files, spec, form, options)?;
+    let info = backend.info();
+    tracing::info!(
+        openvino = info.openvino,
+        device = options.device,
+        profile = options.profile.as_str(),
+        inference_precision = info.inference_precision,
+        window = form.window,
+        rows = form.rows,
+        slots = form.slots,
+        bank_bytes = info.bank_bytes,
+        load_ms = info.load_time.as_millis() as u64,
+        "stage of fixed shapes loaded"
+    );
+    Ok(backend)
+}
+
+/// The options with a folder per model: compiled models are told apart by path and time of their
+/// files.
+fn with_own_cache(request: &StageRequest<'_>, options: &EngineOptions) -> EngineOptions {
+    let fingerprint = &request.shards.manifest.fingerprint;
+    let cache_dir = options.cache_dir.as_ref().map(|dir| dir.join(fingerprint));
+    EngineOptions { cache_dir, ..options.clone() }
 }

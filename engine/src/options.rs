@@ -16,6 +16,9 @@ pub enum EngineKind {
     Paged,
     /// OpenVINO with one infer request per session.
     Stateful,
+    /// OpenVINO with graphs of fixed shapes: for shard sets of the static form, which no other
+    /// engine runs.
+    Static,
     /// The toy model of [`crate::testing`]; the shard's weights are not read.
     Test,
 }
@@ -49,6 +52,7 @@ impl EngineKind {
             Self::Auto => "auto",
             Self::Paged => "paged",
             Self::Stateful => "stateful",
+            Self::Static => "static",
             Self::Test => "test",
         }
     }
@@ -64,12 +68,12 @@ impl FromStr for EngineKind {
     type Err = NameError;
 
     fn from_str(name: &str) -> Result<Self, NameError> {
-        [Self::Auto, Self::Paged, Self::Stateful, Self::Test]
+        [Self::Auto, Self::Paged, Self::Stateful, Self::Static, Self::Test]
             .into_iter()
             .find(|kind| kind.as_str() == name)
             .ok_or_else(|| NameError {
                 found: name.to_owned(),
-                expected: "auto, paged, stateful, test",
+                expected: "auto, paged, stateful, static, test",
             })
     }
 }
@@ -176,7 +180,8 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        for kind in [EngineKind::Auto, EngineKind::Paged, EngineKind::Stateful, EngineKind::Test] {
+        let kinds = [EngineKind::Auto, EngineKind::Paged, EngineKind::Stateful, EngineKind::Static];
+        for kind in kinds.into_iter().chain([EngineKind::Test]) {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         for profile in [Profile::Exact, Profile::Fast] {

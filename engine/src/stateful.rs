@@ -21,13 +21,13 @@ use stagebus_shards::shard_set::StageFiles;
 use crate::backend::{
     Backend, KvUse, OpenError, SessionKey, StageOutput, StepDone, StepError, StepRows, common_len,
 };
+use crate::load::{LoadError, compile};
 use crate::openvino::{self, CompiledModel, InferRequest, InferenceError, Runtime};
 use crate::options::EngineOptions;
 use crate::properties;
 use crate::stage::StageSpec;
 use crate::validate::{check_alone, check_step};
 
-pub use error::{GraphMismatch, LoadError};
 use graph::{Graph, Rows};
 use slots::Slots;
 
@@ -262,42 +262,6 @@ impl Backend for StatefulBackend {
         kv_use.bytes = kv_use.tokens * self.info.kv_bytes_per_token;
         kv_use
     }
-}
-
-/// Compiles with the options' properties. If that fails and the user chose properties, each of
-/// those is tried alone, so that the error can name the one at fault.
-fn compile(
-    runtime: &Runtime,
-    files: &StageFiles,
-    options: &EngineOptions,
-) -> Result<CompiledModel, LoadError> {
-    let text = |path: &Path| match path.to_str() {
-        Some(text) => Ok(text.to_owned()),
-        None => Err(LoadError::PathText { path: path.to_owned() }),
-    };
-    for path in [&files.xml, &files.bin] {
-        std::fs::File::open(path)
-            .map_err(|source| LoadError::Read { path: path.clone(), source })?;
-    }
-    let (xml, bin, device) = (&files.xml, &files.bin, &options.device);
-    if xml.with_extension("bin") != *bin {
-        return Err(LoadError::WeightsName { xml: xml.clone(), bin: bin.clone() });
-    }
-    let cache_dir = options.cache_dir.as_deref().map(text).transpose()?;
-    let list = properties::properties(options, cache_dir.as_deref());
-    let failed = match CompiledModel::compile(runtime, &text(xml)?, device, &list) {
-        Ok(model) => return Ok(model),
-        Err(source) => source,
-    };
-    let base_device = device.split(':').next().unwrap_or(device);
-    for (key, value) in &options.properties {
-        if let Err(source) = runtime.try_property(base_device, key, value) {
-            let (key, value, device) = (key.clone(), value.clone(), device.clone());
-            return Err(LoadError::Property { key, value, device, source });
-        }
-    }
-    let available = runtime.devices().unwrap_or_default().join(", ");
-    Err(LoadError::Compile { xml: xml.clone(), device: device.clone(), available, source: failed })
 }
 
 fn kv_bytes_per_token(spec: &StageSpec, precision: &str) -> u64 {

@@ -34,13 +34,15 @@ pub struct WorkerConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase", try_from = "String")]
 pub enum EngineChoice {
-    /// The best that the device supports.
+    /// The best that shard set and device support.
     #[default]
     Auto,
     /// Paged attention: sessions share micro-batches and equal prefixes of their KV cache.
     Paged,
     /// One inference request per session.
     Stateful,
+    /// Graphs of fixed shapes, for shard sets of the static form.
+    Static,
     /// A toy model without OpenVINO, for tests of everything around it.
     Test,
 }
@@ -64,6 +66,7 @@ impl EngineChoice {
             Self::Auto => EngineKind::Auto,
             Self::Paged => EngineKind::Paged,
             Self::Stateful => EngineKind::Stateful,
+            Self::Static => EngineKind::Static,
             Self::Test => EngineKind::Test,
         }
     }
@@ -89,6 +92,7 @@ impl TryFrom<String> for EngineChoice {
             EngineKind::Auto => Self::Auto,
             EngineKind::Paged => Self::Paged,
             EngineKind::Stateful => Self::Stateful,
+            EngineKind::Static => Self::Static,
             EngineKind::Test => Self::Test,
         })
     }

@@ -67,7 +67,10 @@ fn backend(
 ) -> Result<Box<dyn Backend>, WorkerError> {
     let library = match settings.engine {
         EngineChoice::Test => None,
-        EngineChoice::Auto | EngineChoice::Paged | EngineChoice::Stateful => Some(find_openvino()?),
+        EngineChoice::Auto
+        | EngineChoice::Paged
+        | EngineChoice::Stateful
+        | EngineChoice::Static => Some(find_openvino()?),
     };
     let path = library.as_ref().map(OpenVinoLibrary::path);
     let request = StageRequest { shards, stage: usize::from(index), library: path };

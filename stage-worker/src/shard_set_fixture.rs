@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 use stagebus_shards::manifest::{FORMAT_VERSION, FileEntry, MANIFEST_FILE, ModelDims, StageEntry};
-use stagebus_shards::{Manifest, WeightMode};
+use stagebus_shards::{Form, Manifest, WeightMode};
 
 /// Layers of each stage.
 const LAYERS: usize = 3;
@@ -28,6 +28,7 @@ pub(crate) fn write_shard_set(dir: &Path, n_stages: usize) -> Manifest {
         source: "toy.gguf".to_owned(),
         weights: WeightMode::Exact,
         floats: None,
+        form: Form::Stateful,
         dims: ModelDims {
             n_layers: LAYERS * n_stages,
             hidden_dim: 16,

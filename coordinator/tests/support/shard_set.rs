@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
-use stagebus_shards::Manifest;
 use stagebus_shards::manifest::{
     FORMAT_VERSION, FileEntry, MANIFEST_FILE, ModelDims, StageEntry, WeightMode,
 };
 use stagebus_shards::text::{CHAT_TEMPLATE_FILE, TOKENIZER_FILE};
+use stagebus_shards::{Form, Manifest};
 
 /// The token that starts a message.
 pub(crate) const START: u32 = 256;
@@ -34,6 +34,7 @@ pub(crate) fn write(dir: &Path, n_stages: usize) -> Manifest {
         source: "tiny".to_owned(),
         weights: WeightMode::Exact,
         floats: None,
+        form: Form::Stateful,
         dims: ModelDims {
             n_layers: N_LAYERS,
             hidden_dim: 16,

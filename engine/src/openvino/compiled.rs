@@ -8,8 +8,9 @@ use std::ptr::{self, NonNull};
 use openvino_sys::{
     ov_compiled_model_create_infer_request, ov_compiled_model_free, ov_compiled_model_get_property,
     ov_compiled_model_input_by_index, ov_compiled_model_inputs_size,
-    ov_compiled_model_outputs_size, ov_compiled_model_t, ov_core_compile_model_from_file_props,
-    ov_output_const_port_free, ov_output_const_port_t, ov_port_get_any_name, ov_property_t,
+    ov_compiled_model_output_by_index, ov_compiled_model_outputs_size, ov_compiled_model_t,
+    ov_core_compile_model_from_file_props, ov_output_const_port_free, ov_output_const_port_t,
+    ov_port_get_any_name, ov_property_t,
 };
 
 use super::runtime::{Runtime, Text, not_null};
@@ -72,11 +73,19 @@ impl CompiledModel {
         let (model, mut port) = (self.handle.as_ptr(), ptr::null_mut());
         // SAFETY: the model is alive; `port` is a valid place for the result.
         check(unsafe { ov_compiled_model_input_by_index(model, index, &raw mut port) })?;
-        let port = Port(not_null(port)?);
-        let mut name = ptr::null_mut();
-        // SAFETY: the port is alive; `name` is a valid place for the result.
-        check(unsafe { ov_port_get_any_name(port.0.as_ptr(), &raw mut name) })?;
-        Ok(Text(not_null(name)?).read())
+        Port(not_null(port)?).name()
+    }
+
+    /// A name of every output, in order.
+    pub(crate) fn output_names(&self) -> Result<Vec<String>, InferenceError> {
+        (0..self.n_outputs()?).map(|index| self.output_name(index)).collect()
+    }
+
+    fn output_name(&self, index: usize) -> Result<String, InferenceError> {
+        let (model, mut port) = (self.handle.as_ptr(), ptr::null_mut());
+        // SAFETY: the model is alive; `port` is a valid place for the result.
+        check(unsafe { ov_compiled_model_output_by_index(model, index, &raw mut port) })?;
+        Port(not_null(port)?).name()
     }
 
     /// Number of outputs.
@@ -114,6 +123,15 @@ impl Drop for CompiledModel {
 }
 
 struct Port(NonNull<ov_output_const_port_t>);
+
+impl Port {
+    fn name(&self) -> Result<String, InferenceError> {
+        let mut name = ptr::null_mut();
+        // SAFETY: the port is alive; `name` is a valid place for the result.
+        check(unsafe { ov_port_get_any_name(self.0.as_ptr(), &raw mut name) })?;
+        Ok(Text(not_null(name)?).read())
+    }
+}
 
 impl Drop for Port {
     fn drop(&mut self) {

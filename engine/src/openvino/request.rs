@@ -9,8 +9,8 @@ use openvino_sys::{
     ov_infer_request_set_output_tensor_by_index, ov_infer_request_t,
 };
 
-use super::tensor::Input;
-use super::{InferenceError, Tensor, check};
+use super::tensor::{Input, Output};
+use super::{InferenceError, check};
 
 /// A request with its own KV state.
 #[derive(Debug)]
@@ -24,12 +24,12 @@ impl InferRequest {
         Self(handle)
     }
 
-    /// Runs the model on `inputs` and waits until `output` (the model's output 0) is written.
-    /// Every input of the model must be among `inputs`: the request reads no other memory.
+    /// Runs the model on `inputs` and waits until `outputs` are written. Every input and every
+    /// output of the model must be among them: the request touches no other memory.
     pub(crate) fn infer(
         &mut self,
         inputs: &[Input<'_>],
-        output: &mut Tensor<f32>,
+        outputs: &mut [Output<'_>],
     ) -> Result<(), InferenceError> {
         let request = self.0.as_ptr();
         for input in inputs {
@@ -37,10 +37,13 @@ impl InferRequest {
             // SAFETY: both handles are alive; the request takes its own share of the tensor.
             check(unsafe { ov_infer_request_set_input_tensor_by_index(request, index, tensor) })?;
         }
-        // SAFETY: both handles are alive; the request takes its own share of the tensor.
-        check(unsafe { ov_infer_request_set_output_tensor_by_index(request, 0, output.as_ptr()) })?;
+        for output in outputs {
+            let (index, tensor) = (output.index, output.tensor.as_ptr());
+            // SAFETY: both handles are alive; the request takes its own share of the tensor.
+            check(unsafe { ov_infer_request_set_output_tensor_by_index(request, index, tensor) })?;
+        }
         // SAFETY: the handle is alive and nobody else uses it. The inputs are borrowed and the
-        // output is borrowed exclusively until the call returns.
+        // outputs are borrowed exclusively until the call returns.
         check(unsafe { ov_infer_request_infer(request) })
     }
 }

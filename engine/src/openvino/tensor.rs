@@ -56,6 +56,17 @@ impl<T: Element> Tensor<T> {
         Ok(Self { raw: RawTensor(not_null(tensor)?), capacity: 0, element: PhantomData })
     }
 
+    /// A tensor of fixed shape, all zero.
+    ///
+    /// **Shape**: at most 4 dimensions.
+    pub(crate) fn zeroed(dims: &[usize]) -> Result<Self, InferenceError> {
+        let mut tensor = Self::new()?;
+        let n_values = dims.iter().product();
+        tensor.make_room(n_values)?;
+        tensor.raw.set_shape(dims)?;
+        Ok(tensor)
+    }
+
     /// Gives the tensor another shape and returns its numbers, which are unspecified. Memory
     /// doubles when it does not suffice and never shrinks.
     ///
@@ -63,20 +74,32 @@ impl<T: Element> Tensor<T> {
     pub(crate) fn reshape(&mut self, dims: &[usize]) -> Result<&mut [T], InferenceError> {
         let n_values = dims.iter().product::<usize>();
         if n_values > self.capacity {
-            let capacity = n_values.next_power_of_two();
-            self.raw.set_shape(&[capacity])?;
-            let data = self.raw.data()?;
-            // SAFETY: the call above made room for `capacity` of `T`, and no inference runs.
-            unsafe { ptr::write_bytes(data, 0, capacity * size_of::<T>()) };
-            self.capacity = capacity;
+            self.make_room(n_values.next_power_of_two())?;
         }
         self.raw.set_shape(dims)?;
+        self.values_mut()
+    }
+
+    /// Makes initialised memory for so many numbers.
+    fn make_room(&mut self, n_values: usize) -> Result<(), InferenceError> {
+        self.raw.set_shape(&[n_values])?;
+        let data = self.raw.data()?;
+        // SAFETY: the call above made room for `n_values` of `T`, and no inference runs.
+        unsafe { ptr::write_bytes(data, 0, n_values * size_of::<T>()) };
+        self.capacity = n_values;
+        Ok(())
+    }
+
+    /// The numbers, row-major, to be written.
+    pub(crate) fn values_mut(&mut self) -> Result<&mut [T], InferenceError> {
+        let n_values = self.raw.n_bytes()? / size_of::<T>();
         if n_values == 0 {
             return Ok(&mut []);
         }
         let data = self.raw.data()?.cast::<T>();
-        // SAFETY: there is initialised memory for `n_values` of `T`, whose bit patterns are all
-        // valid; requests that share the tensor touch it only while an inference borrows it.
+        // SAFETY: the tensor has `n_values` of `T`, initialised by `make_room` or written by an
+        // inference, and all bit patterns are valid; requests that share the tensor touch it only
+        // while an inference borrows it.
         Ok(unsafe { slice::from_raw_parts_mut(data, n_values) })
     }
 
@@ -87,7 +110,7 @@ impl<T: Element> Tensor<T> {
             return Ok(&[]);
         }
         let data = self.raw.data()?.cast::<T>().cast_const();
-        // SAFETY: the tensor has `n_values` of `T`, initialised by `reshape` or written by an
+        // SAFETY: the tensor has `n_values` of `T`, initialised by `make_room` or written by an
         // inference, and all bit patterns are valid. An inference that writes it needs `&mut`.
         Ok(unsafe { slice::from_raw_parts(data, n_values) })
     }
@@ -97,9 +120,59 @@ impl<T: Element> Tensor<T> {
         Input { index, tensor: &self.raw }
     }
 
-    pub(super) fn as_ptr(&self) -> *const ov_tensor_t {
-        self.raw.as_ptr()
+    /// The tensor as output `index` of a model.
+    pub(crate) fn output(&mut self, index: usize) -> Output<'_> {
+        Output { index, tensor: &mut self.raw }
     }
+}
+
+/// A tensor and its place among the model's inputs or outputs.
+#[derive(Debug)]
+pub(crate) struct Placed<T> {
+    pub(crate) tensor: Tensor<T>,
+    pub(crate) index: usize,
+}
+
+impl<T: Element> Placed<T> {
+    /// An empty tensor for place `index`.
+    pub(crate) fn new(index: usize) -> Result<Self, InferenceError> {
+        Ok(Self { tensor: Tensor::new()?, index })
+    }
+
+    /// A tensor of fixed shape for place `index`, all zero.
+    ///
+    /// **Shape**: at most 4 dimensions.
+    pub(crate) fn zeroed(index: usize, dims: &[usize]) -> Result<Self, InferenceError> {
+        Ok(Self { tensor: Tensor::zeroed(dims)?, index })
+    }
+
+    /// Gives the tensor a shape and the numbers for it.
+    pub(crate) fn write(
+        &mut self,
+        dims: &[usize],
+        values: impl Iterator<Item = T>,
+    ) -> Result<(), InferenceError> {
+        for (to, value) in self.tensor.reshape(dims)?.iter_mut().zip(values) {
+            *to = value;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn input(&self) -> Input<'_> {
+        self.tensor.input(self.index)
+    }
+
+    pub(crate) fn output(&mut self) -> Output<'_> {
+        self.tensor.output(self.index)
+    }
+}
+
+/// A tensor, borrowed as an output.
+#[derive(Debug)]
+pub(crate) struct Output<'a> {
+    /// Place among the model's outputs.
+    pub(super) index: usize,
+    pub(super) tensor: &'a mut RawTensor,
 }
 
 /// A tensor, borrowed as an input.

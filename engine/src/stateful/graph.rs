@@ -6,9 +6,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::openvino::{CompiledModel, InferRequest, InferenceError, Tensor};
+use crate::load::{GraphMismatch, LoadError};
+use crate::openvino::{CompiledModel, InferRequest, InferenceError, Placed, Tensor};
 use crate::stage::StageSpec;
-use crate::stateful::error::{GraphMismatch, LoadError};
 use crate::stateful::slots::Slots;
 
 /// Rows of one session, checked.
@@ -45,13 +45,6 @@ enum RowInput {
     Hidden(Placed<f32>),
 }
 
-/// A tensor and its place among the model's inputs.
-#[derive(Debug)]
-struct Placed<T> {
-    tensor: Tensor<T>,
-    index: usize,
-}
-
 impl Graph {
     /// Finds the inputs of a compiled stage.
     pub(super) fn new(
@@ -64,7 +57,7 @@ impl Graph {
         let names = model.input_names().map_err(inspect)?;
         let found = model.n_outputs().map_err(inspect)?;
         if found != 1 {
-            return Err(mismatch(GraphMismatch::Outputs { found }));
+            return Err(mismatch(GraphMismatch::Outputs { expected: 1, found }));
         }
         let row_name = if spec.is_first() { "input_ids" } else { "inputs_embeds" };
         let mut known = vec![row_name, "attention_mask", "position_ids", "beam_idx"];
@@ -74,9 +67,9 @@ impl Graph {
         if let Some(name) = names.iter().find(|name| !known.contains(&name.as_str())) {
             return Err(mismatch(GraphMismatch::UnknownInput { name: name.clone() }));
         }
-        let place = |name| {
+        let place = |name: &str| {
             let index = names.iter().position(|found| found == name);
-            index.ok_or_else(|| mismatch(GraphMismatch::MissingInput { name }))
+            index.ok_or_else(|| mismatch(GraphMismatch::MissingInput { name: name.to_owned() }))
         };
         let rows = match spec.is_first() {
             true => RowInput::Tokens(Placed::new(place(row_name)?).map_err(inspect)?),
@@ -145,28 +138,7 @@ impl Graph {
             inputs.push(logit_rows.input());
         }
         let started = Instant::now();
-        request.infer(&inputs, &mut self.output)?;
+        request.infer(&inputs, &mut [self.output.output(0)])?;
         Ok(started.elapsed())
-    }
-}
-
-impl<T: crate::openvino::Element> Placed<T> {
-    fn new(index: usize) -> Result<Self, InferenceError> {
-        Ok(Self { tensor: Tensor::new()?, index })
-    }
-
-    fn write(
-        &mut self,
-        dims: &[usize],
-        values: impl Iterator<Item = T>,
-    ) -> Result<(), InferenceError> {
-        for (to, value) in self.tensor.reshape(dims)?.iter_mut().zip(values) {
-            *to = value;
-        }
-        Ok(())
-    }
-
-    fn input(&self) -> crate::openvino::Input<'_> {
-        self.tensor.input(self.index)
     }
 }

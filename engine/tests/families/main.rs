@@ -1,5 +1,6 @@
 //! Every family of models against what huggingface/transformers computes with the same weights:
-//! as a Hugging Face folder and as a GGUF file, in one to three stages, paged and stateful.
+//! as a Hugging Face folder and as a GGUF file, in one to three stages, paged, stateful and of
+//! fixed shapes.
 //!
 //! The references in `tests/fixtures/families` are made by `tools/references/generate.py`.
 #![allow(
@@ -16,13 +17,20 @@ mod chain;
 mod gguf_writer;
 mod model;
 
-use stagebus_engine::EngineKind;
+use stagebus_engine::{
+    EngineKind, EngineOptions, GraphMismatch, LoadError, OpenStageError, Runtime, StageRequest,
+    StageSpec, StaticBackend, open_backend,
+};
+use stagebus_shards::{Form, StaticForm};
 
 use chain::Chain;
 use model::{Format, Reference};
 
 /// Logits may differ by this: sums of 96 numbers around 1 in another order, through four layers.
 const TOLERANCE: f32 = 2e-4;
+
+/// No multiple of any length in the tests: prompts end within a call.
+const SHAPES: StaticForm = StaticForm { window: 90, rows: 7, slots: 2 };
 
 /// Feeds the prompt and the reference's tokens, and compares every choice and the kept logits.
 fn compare(reference: &Reference, chain: &mut Chain, how: &str) {
@@ -57,6 +65,7 @@ fn check(name: &str) {
         (Format::Folder, 1, EngineKind::Paged),
         (Format::Folder, 3.min(reference.n_layers()), EngineKind::Paged),
         (Format::Folder, 2, EngineKind::Stateful),
+        (Format::Folder, 2, EngineKind::Static),
     ];
     if reference.has_gguf() {
         runs.push((Format::Gguf, 2, EngineKind::Paged));
@@ -64,7 +73,11 @@ fn check(name: &str) {
     }
     for (format, n_stages, kind) in runs {
         let how = format!("{name} from a {format:?} in {n_stages} stages, {kind}");
-        let shards = reference.shard(format, n_stages);
+        let form = match kind {
+            EngineKind::Static => Form::Static(SHAPES),
+            _ => Form::Stateful,
+        };
+        let shards = reference.shard(format, n_stages, form);
         compare(&reference, &mut Chain::open(&shards.set, kind), &how);
     }
 }
@@ -109,4 +122,33 @@ fn gemma3() {
 #[test]
 fn phi3() {
     check("phi3");
+}
+
+#[test]
+fn an_engine_takes_graphs_of_its_own_form_only() {
+    let reference = Reference::read("llama");
+    let fixed = reference.shard(Format::Folder, 1, Form::Static(SHAPES));
+    let usual = reference.shard(Format::Folder, 1, Form::Stateful);
+    for (shards, kind, needed) in [
+        (&fixed.set, EngineKind::Paged, "stateful"),
+        (&fixed.set, EngineKind::Stateful, "stateful"),
+        (&usual.set, EngineKind::Static, "static"),
+    ] {
+        let request = StageRequest { shards, stage: 0, library: None };
+        let error = open_backend(kind, &request, &EngineOptions::default()).err();
+        let Some(OpenStageError::Form { engine, needed: found, .. }) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((engine, found), (kind, needed));
+    }
+    // Nor is a graph of another form taken for one of its shapes.
+    let library = stagebus_settings::find_openvino().expect("run cargo xtask setup");
+    let runtime = Runtime::load(library.path()).unwrap();
+    let spec = StageSpec::from_manifest(&usual.set.manifest, 0).unwrap();
+    let files = usual.set.stage_files(0).unwrap();
+    let error = StaticBackend::load(&runtime, &files, spec, SHAPES, &EngineOptions::default());
+    let Err(LoadError::Graph { what: GraphMismatch::UnknownInput { name }, .. }) = error else {
+        panic!("{error:?}")
+    };
+    assert!(["beam_idx", "logit_rows"].contains(&&*name), "{name}");
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use stagebus_shards::{ShardRequest, ShardSet, shard};
+use stagebus_shards::{Form, ShardRequest, ShardSet, shard};
 use tempfile::TempDir;
 
 use crate::gguf_writer::{GgufWriter, MetaValue};
@@ -62,13 +62,14 @@ impl Reference {
     }
 
     /// Writes the model file and shards it.
-    pub(crate) fn shard(&self, format: Format, n_stages: usize) -> Shards {
+    pub(crate) fn shard(&self, format: Format, n_stages: usize, form: Form) -> Shards {
         let folder = tempfile::tempdir().unwrap();
         let source = match format {
             Format::Folder => self.write_folder(&folder.path().join("model")),
             Format::Gguf => self.write_gguf(&folder.path().join("model.gguf")),
         };
         let request = ShardRequest::new(source, folder.path().join("set"), n_stages);
+        let request = ShardRequest { form, ..request };
         shard(&request, &mut |_| {}).unwrap_or_else(|error| panic!("{format:?}: {error}"));
         Shards { set: ShardSet::open(&request.out_dir).unwrap(), _folder: folder }
     }

@@ -7,7 +7,7 @@ use stagebus_engine::{
     Backend, EngineKind, EngineOptions, Profile, RowPath, SessionKey, StageOutput, StageRequest,
     StepError, StepRows, argmax, open_backend,
 };
-use stagebus_shards::{ShardRequest, ShardSet, shard};
+use stagebus_shards::{Form, ShardRequest, ShardSet, shard};
 
 /// A shard set of SmolLM2 in a folder of its own.
 pub(crate) struct Model {
@@ -17,11 +17,16 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn exact(n_stages: usize) -> Self {
+        Self::of_form(n_stages, Form::Stateful)
+    }
+
+    pub(crate) fn of_form(n_stages: usize, form: Form) -> Self {
         let runtime_dir = stagebus_settings::runtime_dir().expect("run cargo xtask setup");
         let source = runtime_dir.join("models").join("SmolLM2-135M-Instruct.Q4_1.gguf");
         assert!(source.is_file(), "run cargo xtask setup");
         let folder = tempfile::tempdir().unwrap();
         let request = ShardRequest::new(source, folder.path().join("shards"), n_stages);
+        let request = ShardRequest { form, ..request };
         shard(&request, &mut |_progress| {}).unwrap();
         let shards = ShardSet::open(&request.out_dir).unwrap();
         Self { shards, _folder: folder }

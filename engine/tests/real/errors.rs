@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use stagebus_engine::stateful::GraphMismatch;
 use stagebus_engine::{
-    Backend, EngineKind, EngineOptions, LoadError, OpenError, OpenStageError, RowPath,
-    RuntimeError, SessionKey, StageRequest, StageSpec, StatefulBackend, StepError, StepRows,
-    open_backend,
+    Backend, EngineKind, EngineOptions, GraphMismatch, LoadError, OpenError, OpenStageError,
+    RowPath, RuntimeError, SessionKey, StageRequest, StageSpec, StatefulBackend, StepError,
+    StepRows, open_backend,
 };
 use stagebus_shards::shard_set::StageFiles;
 
