@@ -12,6 +12,7 @@ mod delivery;
 mod doctor;
 mod examples;
 mod faults;
+mod fixed_shapes;
 mod foreign_client;
 mod gateway;
 mod gguf_edit;
