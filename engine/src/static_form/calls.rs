@@ -92,7 +92,7 @@ mod tests {
     fn short_steps_run_first_and_no_row_is_left_free() {
         let steps = [waiting(0, 10, 9), waiting(1, 7, 1), waiting(2, 0, 3)];
         let found = calls(&steps, 4);
-        let piece = |step, first, row, n_rows| {
+        let piece = |step: usize, first: usize, row: usize, n_rows: usize| {
             let position = steps[step].start_pos + first;
             Piece { step, slot: step, first, position, row, n_rows }
         };
