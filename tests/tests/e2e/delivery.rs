@@ -171,8 +171,8 @@ async fn a_fleet_without_files_takes_what_it_needs_from_the_broker() -> Result<(
 
     // What else an operator may.
     let out = site.folder.path().join("out");
-    let call = site.call(&["pull", name, "--stage", "0", "--out"], "operator").arg(&out);
-    call.run().await?.success()?;
+    let call = site.call(&["pull", name, "--stage", "0"], "operator").arg("--out");
+    call.arg(&out).run().await?.success()?;
     ShardSet::open(&out)?.verify_stage(0)?;
     let remove =
         |words: &[&str]| site.call(&[&["models", "remove", name][..], words].concat(), "operator");
@@ -226,7 +226,7 @@ async fn what_is_stored_is_read_by_others_pulled_and_removed() -> Result<()> {
 
     let folder = tempfile::tempdir()?;
     let out = folder.path().join("set");
-    let pull = |words: &[&str]| at(&["pull", "--json", "--out"]).arg(&out).args(words);
+    let pull = |words: &[&str]| at(&["pull", "--json"]).arg("--out").arg(&out).args(words);
     let told = pull(&["--stage", "1"]).run().await?.success()?;
     ensure!(told.json()?["kept_bytes"] == 0, "{}", told.report());
     let told =
