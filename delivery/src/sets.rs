@@ -69,9 +69,10 @@ pub fn choose<'a>(
     sets: &'a [StoredSet],
     wanted: Option<&str>,
 ) -> Result<&'a StoredSet, DeliveryError> {
-    let complete = sets.iter().filter(|set| set.manifest.is_some());
+    let mut complete = sets.iter().filter(|set| set.manifest.is_some());
     let Some(wanted) = wanted else {
-        return complete.last().ok_or_else(|| DeliveryError::NoSet { model: model.clone() });
+        let last = complete.next_back();
+        return last.ok_or_else(|| DeliveryError::NoSet { model: model.clone() });
     };
     let fitting: Vec<_> =
         complete.clone().filter(|set| set.fingerprint.starts_with(wanted)).collect();

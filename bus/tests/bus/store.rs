@@ -53,8 +53,9 @@ fn sizes(bytes: usize) -> Vec<usize> {
 async fn put(store: &ModelStore, object: NewObject) -> StoredObject {
     let sizes = sizes(usize::try_from(object.bytes).expect("small"));
     let mut writer = store.writer(object).await.expect("it begins");
-    for index in usize::try_from(writer.position()).expect("few")..sizes.len() {
-        writer.write(part(index, sizes[index])).await.expect("it is sent");
+    let begun = usize::try_from(writer.position()).expect("few");
+    for (index, size) in sizes.into_iter().enumerate().skip(begun) {
+        writer.write(part(index, size)).await.expect("it is sent");
     }
     writer.finish().await.expect("it is stored")
 }
