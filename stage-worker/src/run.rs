@@ -99,7 +99,7 @@ pub(crate) async fn run_joined(
     config.settings.validate()?;
     // Loading takes seconds to minutes and cannot be called off; whoever asks for the end meanwhile
     // does not wait for it.
-    let started = shutdown.unless_asked(start(&config, joined.as_mut())).await;
+    let started = Box::pin(shutdown.unless_asked(start(&config, joined.as_mut()))).await;
     let (connections, stage, backend) = match started {
         Some(Ok(started)) => started,
         ended => {
