@@ -118,17 +118,17 @@ impl ObjectWriter {
     /// [`StoreError::Full`], [`StoreError::Forbidden`], [`StoreError::NoBucket`] (it was removed
     /// meanwhile), [`StoreError::Stalled`], [`StoreError::Parts`], [`StoreError::Refused`].
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), StoreError> {
-        if self.next < self.n_stored {
-            // Somebody else has stored it meanwhile.
-            self.next += 1;
-            return Ok(());
-        }
         if self.waiting.is_empty() {
             // The time in which nobody gave a part does not count.
             self.moved = Instant::now();
         }
         while self.waiting.len() >= WINDOW {
             self.settle().await?;
+        }
+        if self.next < self.n_stored {
+            // Somebody else has stored it meanwhile, maybe while this one waited.
+            self.next += 1;
+            return Ok(());
         }
         let stored = self.send(self.next, bytes.clone()).await?;
         self.waiting.push_back(Waiting { bytes, stored });
