@@ -286,6 +286,9 @@ impl Coordinator {
         let mut announce = interval(self.announce);
         announce.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            // Our own announcement comes back after the probe: by then a refusal, which another task
+            // brings, has been heard.
+            let announced = probed;
             let wake = tokio::select! {
                 wake = self.select(drain_deadline) => wake?,
                 _ = announce.tick() => Wake::Act(Action::Announce),
@@ -312,7 +315,7 @@ impl Coordinator {
                     return Err(CoordinatorError::DrainDeadline { n_sessions });
                 }
             }
-            if probed
+            if announced
                 && (!wait_for_workers || self.state.has_all_stages(Instant::now()))
                 && let Some(on_ready) = on_ready.take()
             {

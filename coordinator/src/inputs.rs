@@ -77,26 +77,34 @@ impl Inputs {
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
     pub(crate) async fn next(&mut self) -> Result<Wake, CoordinatorError> {
-        let wake = tokio::select! {
-            head = self.head.next() => read_head(&received(head)?),
-            lost = self.lost.next() => self.read_lost(&received(lost)?),
-            unheard = self.unheard.next() => self.read_unheard(&received(unheard)?),
-            prompt = next_prompt(&mut self.prompt) => match prompt {
-                Some(prompt) => Wake::Act(read_request(prompt)),
-                None => {
-                    self.prompt = None;
-                    Wake::Nothing
+        let Self { subjects, prompt, cancel, head, lost, unheard, fleet, probe, events } = self;
+        let message = async {
+            let wake = tokio::select! {
+                head = head.next() => read_head(&received(head)?),
+                lost = lost.next() => read_lost(subjects, &received(lost)?),
+                unheard = unheard.next() => read_unheard(subjects, &received(unheard)?),
+                next = next_prompt(prompt) => match next {
+                    Some(prompt) => Wake::Act(read_request(prompt)),
+                    None => {
+                        *prompt = None;
+                        Wake::Nothing
+                    }
+                },
+                cancel = cancel.next() => read_cancel(subjects, &received(cancel)?),
+                fleet = fleet.next() => read_announcement(subjects, &received(fleet)?),
+                probe = probe.next() => {
+                    received(probe)?;
+                    Wake::Probed
                 }
-            },
-            cancel = self.cancel.next() => self.read_cancel(&received(cancel)?),
-            fleet = self.fleet.next() => self.read_announcement(&received(fleet)?),
-            probe = self.probe.next() => {
-                received(probe)?;
-                Wake::Probed
-            }
-            event = self.events.next() => read_event(received(event)?)?,
+            };
+            Ok(wake)
         };
-        Ok(wake)
+        tokio::select! {
+            // A refusal comes before whatever else is there: it ends the process.
+            biased;
+            event = events.next() => read_event(received(event)?),
+            wake = message => wake,
+        }
     }
 
     /// Leaves the queue group; prompts that are already here still come.
@@ -116,46 +124,46 @@ impl Inputs {
     pub(crate) fn has_left_queue_group(&self) -> bool {
         self.prompt.is_none()
     }
+}
 
-    fn read_lost(&self, delivery: &Delivery) -> Wake {
-        match self.subjects.parse(delivery.subject()) {
-            // The broker tells it of the first stage's worker, a worker of the next one's.
-            Ok(Subject::Lost(_, lost)) => Wake::Act(Action::Lost(lost)),
-            _ => Wake::Nothing,
-        }
+fn read_lost(subjects: &Subjects, delivery: &Delivery) -> Wake {
+    match subjects.parse(delivery.subject()) {
+        // The broker tells it of the first stage's worker, a worker of the next one's.
+        Ok(Subject::Lost(_, lost)) => Wake::Act(Action::Lost(lost)),
+        _ => Wake::Nothing,
     }
+}
 
-    /// Only the broker's own word counts: a client may well answer an event.
-    fn read_unheard(&self, delivery: &Delivery) -> Wake {
-        match self.subjects.parse(delivery.subject()) {
-            Ok(Subject::Unheard(_, unheard)) if delivery.no_responders => Wake::Unheard(unheard),
-            _ => Wake::Nothing,
-        }
+/// Only the broker's own word counts: a client may well answer an event.
+fn read_unheard(subjects: &Subjects, delivery: &Delivery) -> Wake {
+    match subjects.parse(delivery.subject()) {
+        Ok(Subject::Unheard(_, unheard)) if delivery.no_responders => Wake::Unheard(unheard),
+        _ => Wake::Nothing,
     }
+}
 
-    fn read_cancel(&self, delivery: &Delivery) -> Wake {
-        match self.subjects.parse(delivery.subject()) {
-            Ok(Subject::Cancel(request)) => Wake::Act(Action::Cancel(request)),
-            _ => Wake::Nothing,
-        }
+fn read_cancel(subjects: &Subjects, delivery: &Delivery) -> Wake {
+    match subjects.parse(delivery.subject()) {
+        Ok(Subject::Cancel(request)) => Wake::Act(Action::Cancel(request)),
+        _ => Wake::Nothing,
     }
+}
 
-    fn read_announcement(&self, delivery: &Delivery) -> Wake {
-        let Ok(Subject::Worker(stage, worker)) = self.subjects.parse(delivery.subject()) else {
-            return Wake::Nothing;
-        };
-        match delivery.decode::<WorkerAnnouncement>() {
-            Ok(announcement) if announcement.worker == worker && announcement.stage == stage => {
-                Wake::Act(Action::Worker(announcement))
-            }
-            Ok(_) => {
-                warn!(subject = delivery.subject(), "announcement of another worker, ignored");
-                Wake::Nothing
-            }
-            Err(error) => {
-                warn!(subject = delivery.subject(), %error, "announcement cannot be read");
-                Wake::Nothing
-            }
+fn read_announcement(subjects: &Subjects, delivery: &Delivery) -> Wake {
+    let Ok(Subject::Worker(stage, worker)) = subjects.parse(delivery.subject()) else {
+        return Wake::Nothing;
+    };
+    match delivery.decode::<WorkerAnnouncement>() {
+        Ok(announcement) if announcement.worker == worker && announcement.stage == stage => {
+            Wake::Act(Action::Worker(announcement))
+        }
+        Ok(_) => {
+            warn!(subject = delivery.subject(), "announcement of another worker, ignored");
+            Wake::Nothing
+        }
+        Err(error) => {
+            warn!(subject = delivery.subject(), %error, "announcement cannot be read");
+            Wake::Nothing
         }
     }
 }
