@@ -11,7 +11,7 @@ const PREFIX: &str = "stagebus";
 /// The crates from the lowest layer up. A crate may use those of lower layers only.
 const LAYERS: [&[&str]; 8] = [
     &["stagebus-schemas"],
-    &["stagebus-shards", "stagebus-view", "stagebus-settings", "stagebus-keys"],
+    &["stagebus-shards", "stagebus-view", "stagebus-plan", "stagebus-settings", "stagebus-keys"],
     &["stagebus-engine", "stagebus-bus", "stagebus-fleet", "stagebus-telemetry"],
     &["stagebus-draft", "stagebus-delivery"],
     &["stagebus-worker", "stagebus-coordinator", "stagebus-gateway"],
@@ -21,7 +21,8 @@ const LAYERS: [&[&str]; 8] = [
 ];
 
 /// Crates that do no I/O with the network and know no runtime, and what that excludes.
-const PURE: [&str; 4] = ["stagebus-schemas", "stagebus-shards", "stagebus-view", "stagebus-draft"];
+const PURE: [&str; 5] =
+    ["stagebus-schemas", "stagebus-shards", "stagebus-view", "stagebus-plan", "stagebus-draft"];
 const IMPURE: [&str; 4] = ["tokio", "async-nats", "openvino", "openvino-sys"];
 
 /// Packages with one owner among our crates, also in tests.
