@@ -9,6 +9,7 @@ use stagebus_schemas::messages::control::{Control, ControlReply};
 use stagebus_schemas::messages::fleet::{CoordinatorAnnouncement, WorkerAnnouncement};
 use stagebus_schemas::messages::forward::Forward;
 use stagebus_schemas::messages::head::Head;
+use stagebus_schemas::messages::node::{NodeQuestion, NodeReply};
 use stagebus_schemas::messages::public::{Event, Limits, PromptRequest};
 
 /// Name and bytes of a sample of each message, as text: one line `name hex` each.
@@ -33,6 +34,8 @@ pub fn message(data: &[u8]) {
     one::<ControlReply>(data);
     one::<WorkerAnnouncement>(data);
     one::<CoordinatorAnnouncement>(data);
+    one::<NodeQuestion>(data);
+    one::<NodeReply>(data);
 }
 
 fn one<M: Message>(data: &[u8]) {

@@ -4,15 +4,18 @@
 //! |---|---|---|
 //! | client | `prompt`, `job`, `cancel`, `probe`; if it may, JetStream's requests for results | announcements, its own inbox |
 //! | coordinator | steps, control, announcements of coordinators, answers to clients, `result`, JetStream's requests for its model's streams and to read its shard sets, those of its draft models too | `prompt`, `cancel`, `head`, `lost`, `unheard`, `probe`, announcements, the inbox of its model's coordinators |
-//! | worker | steps and their parts, `head`, `lost`, announcements of workers, `probe`, answers to coordinators and operators, JetStream's requests to read its model's shard sets | steps and their parts, control, `lost`, `probe`, announcements, the inbox of its model's workers |
-//! | operator | control, `probe`, shard sets, JetStream's requests to store, read and remove them | announcements, its own inbox |
+//! | worker | steps and their parts, `head`, `lost`, announcements of workers, `probe`, answers to coordinators and operators, questions to nodes, JetStream's requests to read its model's shard sets | steps and their parts, control, `lost`, `probe`, announcements, questions to nodes, the inbox of its model's workers |
+//! | operator | control, `probe`, questions to nodes, shard sets, JetStream's requests to store, read and remove them | announcements, its own inbox |
+//!
+//! A node, which is measured for a plan, has a worker's key; its operator asks it, and nodes ask each
+//! other to measure the ways between them.
 //!
 //! Coordinators and workers act for one model. Answers to a client go to an inbox that carries the
 //! client's name (with an nkey, its public key), so no client hears another's.
 
 use crate::ids::{ClientName, ModelName};
 use crate::store::Bucket;
-use crate::subjects::Subjects;
+use crate::subjects::{Subjects, nodes};
 
 /// The consumer of a job queue that all coordinators of its model share.
 pub const JOB_CONSUMER: &str = "coordinators";
@@ -107,6 +110,7 @@ impl Permissions {
             permissions.publish.extend([subjects.control_all(), subjects.probe()]);
             permissions.subscribe.push(subjects.fleet_all());
         }
+        permissions.publish.extend([nodes::CALL.to_owned(), nodes::ASK_ANY.to_owned()]);
         permissions.subscribe.push(below(&Role::Operator.inbox_prefix(Some(name))));
         permissions
     }
@@ -161,6 +165,7 @@ impl Permissions {
             below(&Role::Coordinator(model).inbox_prefix(None)),
             below(&Role::Operator.inbox_prefix(None)),
             inbox.clone(),
+            nodes::ASK_ANY.to_owned(),
         ];
         Self {
             publish: own.into_iter().chain(read_requests(&Bucket::of(model))).collect(),
@@ -174,6 +179,8 @@ impl Permissions {
                 subjects.fleet_all(),
                 subjects.probe(),
                 inbox,
+                nodes::CALL.to_owned(),
+                nodes::ASK_ANY.to_owned(),
             ],
         }
     }
@@ -184,7 +191,7 @@ impl Permissions {
 /// another role they would act for the client.
 #[must_use]
 pub fn is_answerable(reply: &str) -> bool {
-    let internal = ["$", "_INBOX.coordinator.", "_INBOX.worker.", "_INBOX.operator."];
+    let internal = ["$", nodes::ROOT, "_INBOX.coordinator.", "_INBOX.worker.", "_INBOX.operator."];
     Subjects::of(reply).is_err() && !internal.iter().any(|prefix| reply.starts_with(prefix))
 }
 
@@ -259,7 +266,7 @@ fn below(prefix: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{CoordinatorId, RequestId, StageIndex, WorkerId};
+    use crate::ids::{CoordinatorId, NodeId, RequestId, StageIndex, WorkerId};
     use crate::subjects::UnheardEvent;
 
     fn covers(pattern: &str, subject: &str) -> bool {
@@ -385,6 +392,27 @@ mod tests {
     }
 
     #[test]
+    fn nodes_are_asked_by_operators_and_by_each_other() {
+        let (mine, ann) = ("a".parse().expect("a name"), ClientName::new("ANN").expect("a name"));
+        let ask = nodes::ask(&NodeId::random());
+        let worker = Permissions::worker(&mine);
+        let operator = Permissions::operator(&ann, &[], &[]);
+        for (permissions, asks, calls, hears) in [
+            (&worker, true, false, true),
+            (&operator, true, true, false),
+            (&Permissions::client(&ann, &[], true), false, false, false),
+            (&Permissions::coordinator(&mine), false, false, false),
+        ] {
+            let Permissions { publish, publish_denied, subscribe } = permissions;
+            assert_eq!(may(publish, publish_denied, &ask), asks, "{permissions:?}");
+            assert_eq!(may(publish, publish_denied, nodes::CALL), calls, "{permissions:?}");
+            for subject in [&ask, nodes::CALL] {
+                assert_eq!(may(subscribe, &[], subject), hears, "{permissions:?}");
+            }
+        }
+    }
+
+    #[test]
     fn no_client_hears_another() {
         let mine: ModelName = "a".parse().expect("a name");
         let ann = ClientName::new("ANN").expect("a name");
@@ -447,6 +475,7 @@ mod tests {
             "_INBOX.coordinator.m.x",
             "_INBOX.worker.m.x",
             "_INBOX.operator.ANN.x",
+            "stagebus.node.v1.call",
         ] {
             assert!(!is_answerable(bad), "{bad}");
         }

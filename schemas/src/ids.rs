@@ -108,6 +108,11 @@ token_id!(
     "coordinator id"
 );
 token_id!(
+    /// One start of a machine that may take part in a plan.
+    NodeId,
+    "node id"
+);
+token_id!(
     /// A request, named by the client or, if it gave no name, by the coordinator.
     RequestId,
     "request id"
@@ -142,6 +147,14 @@ impl CoordinatorId {
     #[must_use]
     pub fn random() -> Self {
         Self(format!("c-{}", random_suffix()))
+    }
+}
+
+impl NodeId {
+    /// Makes an id that is unique per process start.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(format!("n-{}", random_suffix()))
     }
 }
 

@@ -6,5 +6,6 @@ pub mod control;
 pub mod fleet;
 pub mod forward;
 pub mod head;
+pub mod node;
 pub mod public;
 pub mod sampling;

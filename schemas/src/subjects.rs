@@ -15,6 +15,10 @@
 //! stagebus.v1.<model>.fleet.coordinator.<coordinator>       coordinator announcements
 //! stagebus.v1.<model>.probe                                 asks everybody to announce itself now
 //! ```
+//!
+//! Those of machines that are measured for a plan are in [`nodes`].
+
+pub mod nodes;
 
 use std::num::ParseIntError;
 use std::str::FromStr;

@@ -10,7 +10,7 @@ use serde_json::json;
 use stagebus_schemas::codec::{self, ContentType, Message};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{
-    CoordinatorId, Epoch, ModelName, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
+    CoordinatorId, Epoch, ModelName, NodeId, RequestId, SessionId, StageIndex, StepNumber, WorkerId,
 };
 use stagebus_schemas::messages::bulk::Part;
 use stagebus_schemas::messages::constraint::Constraint;
@@ -23,6 +23,10 @@ use stagebus_schemas::messages::fleet::{
 };
 use stagebus_schemas::messages::forward::{Forward, Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
+use stagebus_schemas::messages::node::{
+    DeviceMeasurement, Echo, NodeAnswer, NodeMeasurement, NodeQuery, NodeQuestion, NodeReply,
+    Probe, ProbeProgress, StageMeasurement, Ways,
+};
 use stagebus_schemas::messages::public::{
     ChatMessage, Event, FinishReason, Function, FunctionCall, Logprob, PromptRequest, RequestState,
     StepTimes, Timings, TokenLogprobs, Tool, ToolCall, ToolKind, Usage,
@@ -315,6 +319,68 @@ fn coordinator_announcement() -> impl Strategy<Value = CoordinatorAnnouncement> 
     )
 }
 
+fn node() -> impl Strategy<Value = NodeId> {
+    TOKEN.prop_map(|text| NodeId::new(text).expect("a token"))
+}
+
+fn node_question() -> impl Strategy<Value = NodeQuestion> {
+    let texts = (".{0,60}", ".{0,60}", option::of(".{0,60}"));
+    let probe = (model(), texts, vec(1_u32..200, 1..9), 2_u32..=256).prop_map(
+        |(model, (fingerprint, weights, floats), split, many_rows)| Probe {
+            model,
+            fingerprint,
+            split,
+            weights,
+            floats,
+            many_rows,
+        },
+    );
+    let ways = (node(), 0_u32..=1 << 20, 0_u32..=1 << 20, 1_u32..=1000)
+        .prop_map(|(to, bytes, back_bytes, count)| Ways { to, bytes, back_bytes, count });
+    let echo = (vec(any::<u8>(), 0..100), 0_u32..=1 << 20)
+        .prop_map(|(payload, back_bytes)| Echo { payload: payload.into(), back_bytes });
+    prop_oneof![
+        probe.prop_map(NodeQuery::Measure),
+        Just(NodeQuery::Measured),
+        ways.prop_map(NodeQuery::Ways),
+        echo.prop_map(NodeQuery::Echo),
+    ]
+    .prop_map(|query| NodeQuestion { version: MessageVersion::CURRENT, query })
+}
+
+fn node_reply() -> impl Strategy<Value = NodeReply> {
+    let stage = any::<(u32, u64, u64)>().prop_map(|(stage, one_ns, many_ns)| StageMeasurement {
+        stage,
+        one_ns,
+        many_ns,
+    });
+    let device = (".{0,60}", vec(stage, 0..5), any::<[u64; 3]>(), option::of(".{0,60}")).prop_map(
+        |(device, stages, numbers, failure)| DeviceMeasurement {
+            device,
+            stages,
+            resident_bytes: numbers[0],
+            kv_bytes: numbers[1],
+            kv_tokens: numbers[2],
+            failure,
+        },
+    );
+    let measured = (any::<u64>(), vec(device, 0..3))
+        .prop_map(|(handoff_ns, devices)| NodeMeasurement { handoff_ns, devices });
+    let progress = any::<(u32, u32)>().prop_map(|(done, total)| ProbeProgress { done, total });
+    let answer = prop_oneof![
+        progress.prop_map(NodeAnswer::Underway),
+        measured.prop_map(NodeAnswer::Measured),
+        vec(any::<u64>(), 1..9).prop_map(NodeAnswer::Ways),
+        vec(any::<u8>(), 0..100).prop_map(|payload| NodeAnswer::Echo(payload.into())),
+        failure().prop_map(NodeAnswer::Failed),
+    ];
+    (node(), answer).prop_map(|(node, answer)| NodeReply {
+        version: MessageVersion::CURRENT,
+        node,
+        answer,
+    })
+}
+
 fn chat() -> impl Strategy<Value = (Vec<ChatMessage>, Vec<Tool>)> {
     let call = any::<(Option<String>, String)>().prop_map(|(id, name)| ToolCall {
         id,
@@ -520,6 +586,16 @@ proptest! {
 
     #[test]
     fn coordinator_announcement_comes_back(message in coordinator_announcement()) {
+        check(&message);
+    }
+
+    #[test]
+    fn node_question_comes_back(message in node_question()) {
+        check(&message);
+    }
+
+    #[test]
+    fn node_reply_comes_back(message in node_reply()) {
         check(&message);
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use stagebus_schemas::codec::{self, CodecError, Message};
 use stagebus_schemas::error::{ErrorClass, ErrorReply};
 use stagebus_schemas::ids::{
-    CoordinatorId, Epoch, ModelName, SessionId, StageIndex, StepNumber, WorkerId,
+    CoordinatorId, Epoch, ModelName, NodeId, SessionId, StageIndex, StepNumber, WorkerId,
 };
 use stagebus_schemas::messages::bulk::Part;
 use stagebus_schemas::messages::constraint::Constraint;
@@ -18,6 +18,10 @@ use stagebus_schemas::messages::fleet::{
 };
 use stagebus_schemas::messages::forward::{Forward, Phase, StageTime, Step};
 use stagebus_schemas::messages::head::{Head, HeadRow, HeadStep, StepFault};
+use stagebus_schemas::messages::node::{
+    DeviceMeasurement, Echo, NodeAnswer, NodeDescription, NodeMeasurement, NodeQuery, NodeQuestion,
+    NodeReply, Probe, ProbeProgress, StageMeasurement, Ways,
+};
 use stagebus_schemas::messages::sampling::{Sampling, TokenLogprob};
 use stagebus_schemas::tensor::{Dtype, Tensor};
 use stagebus_schemas::version::MessageVersion;
@@ -44,6 +48,9 @@ fn sample<M: Message>(name: &'static str, message: &M) -> Sample {
 pub(crate) fn all() -> Vec<Sample> {
     let action = |action| Control { version: MessageVersion::CURRENT, action };
     let outcome = |outcome| ControlReply { version: MessageVersion::CURRENT, outcome };
+    let query = |query| NodeQuestion { version: MessageVersion::CURRENT, query };
+    let answer = |answer| NodeReply { version: MessageVersion::CURRENT, node: node(), answer };
+    let echo = Echo { payload: vec![7, 0, 255].into(), back_bytes: 64 };
     let close = Close { session: session(), epoch: Epoch::new(2) };
     let keep = Keep { coordinator: coordinator(), sessions: vec![session()] };
     vec![
@@ -74,7 +81,75 @@ pub(crate) fn all() -> Vec<Sample> {
         sample("worker_draining", &worker_announcement(WorkerState::Draining)),
         sample("worker_leaving", &worker_announcement(WorkerState::Leaving)),
         sample("coordinator", &coordinator_announcement()),
+        sample("node_describe", &query(NodeQuery::Describe)),
+        sample("node_measure", &query(NodeQuery::Measure(probe()))),
+        sample("node_measured", &query(NodeQuery::Measured)),
+        sample("node_ways", &query(NodeQuery::Ways(ways()))),
+        sample("node_echo", &query(NodeQuery::Echo(echo))),
+        sample("node_reply_here", &answer(NodeAnswer::Here(description()))),
+        sample("node_reply_begun", &answer(NodeAnswer::Begun)),
+        sample(
+            "node_reply_underway",
+            &answer(NodeAnswer::Underway(ProbeProgress { done: 3, total: 12 })),
+        ),
+        sample("node_reply_measured", &answer(NodeAnswer::Measured(measurement()))),
+        sample("node_reply_ways", &answer(NodeAnswer::Ways(vec![200_000, 5_000_000_000]))),
+        sample("node_reply_echo", &answer(NodeAnswer::Echo(vec![0, 255].into()))),
+        sample("node_reply_failed", &answer(NodeAnswer::Failed(failure()))),
     ]
+}
+
+fn node() -> NodeId {
+    NodeId::new("n-0123456789ab").expect("an id")
+}
+
+fn probe() -> Probe {
+    Probe {
+        model: model(),
+        fingerprint: "f".repeat(64),
+        split: vec![1, 1, 27, 1],
+        weights: "exact".into(),
+        floats: Some("int4".into()),
+        many_rows: 8,
+    }
+}
+
+fn ways() -> Ways {
+    Ways { to: node(), bytes: 2304, back_bytes: 64, count: 20 }
+}
+
+fn description() -> NodeDescription {
+    NodeDescription {
+        name: "desk-4".into(),
+        host: "desk-4.example".into(),
+        n_cores: 8,
+        memory_bytes: 16_000_000_000,
+        free_bytes: 9_000_000_000,
+        devices: vec!["CPU".into(), "GPU".into()],
+        engine: "auto".into(),
+        profile: "fast".into(),
+        threads: 4,
+    }
+}
+
+fn measurement() -> NodeMeasurement {
+    let measured = DeviceMeasurement {
+        device: "CPU".into(),
+        stages: vec![StageMeasurement { stage: 2, one_ns: 250_000, many_ns: 600_000 }],
+        resident_bytes: 5_000_000_000,
+        kv_bytes: 4_000_000,
+        kv_tokens: 30_000,
+        failure: None,
+    };
+    let failed = DeviceMeasurement {
+        device: "GPU".into(),
+        stages: Vec::new(),
+        resident_bytes: 0,
+        kv_bytes: 0,
+        kv_tokens: 0,
+        failure: Some("no such device".into()),
+    };
+    NodeMeasurement { handoff_ns: 40_000, devices: vec![measured, failed] }
 }
 
 fn session() -> SessionId {
