@@ -19,6 +19,7 @@
 pub mod argmax;
 pub mod backend;
 mod load;
+pub mod memory;
 pub mod open;
 pub mod openvino;
 pub mod options;
@@ -35,6 +36,7 @@ pub use backend::{
     Backend, KvUse, OpenError, RowPath, SessionKey, StageOutput, StepDone, StepError, StepRows,
 };
 pub use load::{GraphMismatch, LoadError};
+pub use memory::Memory;
 pub use open::{OpenStageError, StageRequest, open_backend};
 pub use openvino::{Runtime, RuntimeError};
 pub use options::{EngineKind, EngineOptions, Profile};

@@ -22,6 +22,7 @@ pub use native::NativeError;
 use crate::backend::{
     Backend, KvUse, OpenError, RowPath, SessionKey, StageOutput, StepDone, StepError, StepRows,
 };
+use crate::memory::Memory;
 use crate::openvino::Runtime;
 use crate::options::EngineOptions;
 use crate::properties;
@@ -364,7 +365,8 @@ fn count_blocks(
     context: usize,
     options: &EngineOptions,
 ) -> Result<u32, PagedError> {
-    let kv_bytes = options.kv_bytes.unwrap_or_else(|| available_memory() / MEMORY_SHARE);
+    let kv_bytes =
+        options.kv_bytes.unwrap_or_else(|| Memory::look().available_bytes / MEMORY_SHARE);
     let fits = kv_bytes / layout.bytes as u64;
     let usable =
         (context.div_ceil(layout.tokens) as u64).saturating_mul(options.max_sessions as u64);
@@ -375,12 +377,6 @@ fn count_blocks(
         return Err(PagedError::TooLittleMemory { kv_bytes, n_blocks, needed });
     }
     Ok(n_blocks as u32)
-}
-
-fn available_memory() -> u64 {
-    let mut system = sysinfo::System::new();
-    system.refresh_memory();
-    system.available_memory()
 }
 
 impl Backend for PagedBackend {
