@@ -52,7 +52,7 @@ impl ClientArgs {
         overrides
     }
 
-    fn broker_settings(&self) -> anyhow::Result<BrokerSettings> {
+    pub(crate) fn broker_settings(&self) -> anyhow::Result<BrokerSettings> {
         Ok(self.process.load::<NoTable>("fleet", &self.overrides())?.broker)
     }
 }

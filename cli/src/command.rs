@@ -22,6 +22,8 @@ use crate::jobs::submit::{self, SubmitArgs};
 use crate::keys::{self, KeysArgs};
 use crate::man::{self, ManArgs};
 use crate::models::{self, ModelsArgs};
+use crate::node::{self, NodeArgs};
+use crate::plan::{self, PlanArgs};
 use crate::pull::{self, PullArgs};
 use crate::push::{self, PushArgs};
 use crate::shard::{self, ShardArgs};
@@ -126,6 +128,10 @@ pub enum Command {
     Drain(DrainArgs),
     /// Make keys, certificates and the broker's permissions for a fleet
     Keys(KeysArgs),
+    /// Measure machines and choose how a model is spread over them
+    Plan(Box<PlanArgs>),
+    /// Let this machine be measured for a plan, until interrupted
+    Node(Box<NodeArgs>),
     /// Show who is there, with what load, and whether requests can be served
     Status(StatusArgs),
     /// Watch the fleet: workers, sessions, rates, memory, until q
@@ -166,6 +172,8 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> anyhow::Result<Outcome> {
         Command::Cancel(args) => cancel::run(args).await,
         Command::Drain(args) => drain::run(args, cli.quiet, stop).await,
         Command::Keys(args) => keys::run(args, cli.quiet),
+        Command::Plan(args) => plan::run(*args, cli.quiet, stop).await,
+        Command::Node(args) => node::run(*args, stop).await,
         Command::Status(args) => status::run(args, stop).await,
         Command::Top(args) => top::run(args, stop).await,
         Command::Doctor(args) => doctor::run(*args, stop).await,

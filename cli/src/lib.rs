@@ -19,6 +19,8 @@ pub mod keys;
 pub mod local;
 pub mod man;
 pub mod models;
+pub mod node;
+pub mod plan;
 pub mod progress;
 pub mod pull;
 pub mod push;

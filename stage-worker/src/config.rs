@@ -303,7 +303,7 @@ impl WorkerSettings {
     ///
     /// # Errors
     /// [`SettingError::Fault`].
-    pub(crate) fn engine_options(&self) -> Result<EngineOptions, SettingError> {
+    pub fn engine_options(&self) -> Result<EngineOptions, SettingError> {
         let properties = self.properties.iter();
         Ok(EngineOptions {
             device: self.device.clone(),

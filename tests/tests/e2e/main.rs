@@ -22,6 +22,7 @@ mod links;
 mod metrics;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod page;
+mod plan;
 mod prompts;
 mod reference;
 mod requests;
