@@ -6,7 +6,7 @@
 //! - [`link`]: a slow, narrow or lossy way to a broker, for the scenarios over wide areas.
 //! - [`node_fleet`], [`load`]: a fleet whose nodes are cores, and users who ask it at the same time.
 //! - One module per scenario: [`parity`], [`users`], [`speculation`], [`wan`], [`head`], [`prefill`],
-//!   [`long`], [`faults`], [`hop`], [`gateway`], [`delivery`], [`link::accuracy`], [`wire`]. A scenario checks tokens
+//!   [`long`], [`faults`], [`hop`], [`plan`], [`gateway`], [`delivery`], [`link::accuracy`], [`wire`]. A scenario checks tokens
 //!   first, measures its variants in turn within one run, and ends with its claims.
 //! - [`all`]: every scenario in a process of its own, and a folder of results.
 //!
@@ -38,6 +38,7 @@ pub mod long;
 pub mod measured_model;
 pub mod node_fleet;
 pub mod parity;
+pub mod plan;
 pub mod prefill;
 pub mod prepare;
 pub mod prompts;
@@ -102,6 +103,7 @@ const SCENARIOS: &[Listed] = &[
     Listed { name: "prefill", claims: prefill::CLAIMS, quick: &["--rounds", "1"] },
     Listed { name: "long", claims: long::CLAIMS, quick: &["--tokens", "512"] },
     Listed { name: "wire", claims: wire::CLAIMS, quick: &["--quick"] },
+    Listed { name: "plan", claims: plan::CLAIMS, quick: &["--rounds", "1", "--tokens", "24"] },
     Listed { name: "faults", claims: faults::CLAIMS, quick: &["--quick"] },
     Listed { name: "hop", claims: hop::CLAIMS, quick: &["--rounds", "1", "--messages", "50"] },
     Listed { name: "gateway", claims: gateway::CLAIMS, quick: &["--quick"] },
@@ -130,6 +132,8 @@ enum Scenario {
     Prefill(prefill::PrefillArgs),
     /// One session up to 2,048 tokens: time per token by position, equal tokens, memory
     Long(long::LongArgs),
+    /// The time of a token that a plan predicts, and the one that a fleet needs
+    Plan(plan::PlanArgs),
     /// One message from stage to stage, by NATS and by raw TCP
     Hop(hop::HopArgs),
     /// What the HTTP gateway adds to a request and to a token, and what open streams cost it
@@ -173,6 +177,7 @@ pub async fn run(args: BenchArgs, quiet: bool, stop: CancellationToken) -> anyho
             Some(Scenario::Head(args)) => head::run(args, quiet).await,
             Some(Scenario::Prefill(args)) => prefill::run(args, quiet).await,
             Some(Scenario::Long(args)) => long::run(args, quiet).await,
+            Some(Scenario::Plan(args)) => Box::pin(plan::run(args, quiet)).await,
             Some(Scenario::Hop(args)) => hop::run(args, quiet).await,
             Some(Scenario::Gateway(args)) => gateway::run(args, quiet).await,
             Some(Scenario::Prepare(args)) => prepare::run(args, quiet).await,
