@@ -137,8 +137,9 @@ fn devices(asked: Vec<String>, engine: EngineChoice) -> anyhow::Result<Vec<Strin
     match engine {
         _ if !asked.is_empty() => Ok(asked),
         EngineChoice::Test => Ok(vec![WorkerSettings::default().device]),
-        EngineChoice::Auto | EngineChoice::Paged | EngineChoice::Stateful => {
-            Ok(Runtime::load(find_openvino()?.path())?.devices()?)
-        }
+        EngineChoice::Auto
+        | EngineChoice::Paged
+        | EngineChoice::Stateful
+        | EngineChoice::Static => Ok(Runtime::load(find_openvino()?.path())?.devices()?),
     }
 }

@@ -163,7 +163,10 @@ fn load(
     wanted.sort_by_key(|&stage| kind(stage) == ProbeStage::Block);
     let library = match order.settings.engine {
         EngineChoice::Test => None,
-        EngineChoice::Auto | EngineChoice::Paged | EngineChoice::Stateful => Some(find_openvino()?),
+        EngineChoice::Auto
+        | EngineChoice::Paged
+        | EngineChoice::Stateful
+        | EngineChoice::Static => Some(find_openvino()?),
     };
     let options = EngineOptions {
         device: device.to_owned(),

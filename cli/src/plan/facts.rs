@@ -111,8 +111,8 @@ fn ms(ns: u64) -> f64 {
 pub(super) mod tests {
     use stagebus_schemas::ids::NodeId;
     use stagebus_schemas::messages::node::{NodeDescription, NodeMeasurement, StageMeasurement};
-    use stagebus_shards::WeightMode;
     use stagebus_shards::manifest::{FileEntry, ModelDims};
+    use stagebus_shards::{Form, WeightMode};
 
     use super::*;
 
@@ -136,6 +136,7 @@ pub(super) mod tests {
             source: "m.gguf".to_owned(),
             weights: WeightMode::Exact,
             floats: None,
+            form: Form::Stateful,
             dims: ModelDims {
                 n_layers: 6,
                 hidden_dim: 16,
