@@ -52,7 +52,9 @@ pub(super) fn calls(steps: &[Waiting], n_rows: usize) -> Vec<Vec<Piece>> {
             let taken = free.min(waiting.n_rows - first);
             let (row, position) = (n_rows - free, start_pos + first);
             let piece = Piece { step, slot, first, position, row, n_rows: taken };
-            calls.last_mut().into_iter().for_each(|call| call.push(piece));
+            if let Some(call) = calls.last_mut() {
+                call.push(piece);
+            }
             first += taken;
             free -= taken;
         }
