@@ -326,7 +326,8 @@ impl Backend for StaticBackend {
         KvUse {
             n_sessions: self.banks.n_sessions(),
             tokens: self.banks.n_rows() as u64,
-            bytes: self.banks.n_banks() as u64 * self.info.bank_bytes,
+            // What a bank without sessions remembers gives way to the next one.
+            bytes: self.banks.n_used() as u64 * self.info.bank_bytes,
             ..KvUse::default()
         }
     }

@@ -151,6 +151,11 @@ impl<C: Default> Banks<C> {
         self.banks.iter().filter(|bank| !bank.is_gap()).count()
     }
 
+    /// Banks that have sessions.
+    pub(super) fn n_used(&self) -> usize {
+        self.banks.iter().filter(|bank| bank.n_taken() > 0).count()
+    }
+
     /// Rows of all open sessions.
     pub(super) fn n_rows(&self) -> usize {
         let slots = self.banks.iter().flat_map(|bank| &bank.slots);
@@ -254,11 +259,12 @@ mod tests {
         hall.banks.close(SessionKey(2));
         hall.banks.close(SessionKey(5));
         assert_eq!((hall.banks.n_banks(), hall.banks.n_sessions()), (1, 0));
+        assert_eq!(hall.banks.n_used(), 0);
         for key in 6..=8 {
             hall.open(key, &[]);
         }
         assert_eq!(hall.n_made, 3, "the bank in the gap was made anew");
-        assert_eq!(hall.banks.n_banks(), 2);
+        assert_eq!((hall.banks.n_banks(), hall.banks.n_used()), (2, 2));
     }
 
     #[test]
