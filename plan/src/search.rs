@@ -29,9 +29,12 @@ pub(crate) struct Search<'a> {
     question: &'a Question,
     n_stages: usize,
     n_batches: usize,
-    /// By node, by start, by length less one: device and time.
-    passes: Vec<Vec<Vec<Option<(usize, f64)>>>>,
+    /// By node, by start, by length less one.
+    passes: Vec<Vec<Vec<Option<Pass>>>>,
 }
+
+/// Device and time, in milliseconds.
+type Pass = (usize, f64);
 
 /// A cut for nodes in an order, and what is to be as small as possible.
 struct Found {
@@ -109,7 +112,7 @@ impl<'a> Search<'a> {
 
     /// Most inner layers that fit a node.
     fn room(&self, node: usize) -> usize {
-        let longest = |passes: &Vec<Option<(usize, f64)>>| passes.iter().flatten().count();
+        let longest = |passes: &Vec<Option<Pass>>| passes.iter().flatten().count();
         self.passes[node].iter().map(longest).max().unwrap_or(0)
     }
 
