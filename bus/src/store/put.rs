@@ -173,11 +173,10 @@ impl ObjectWriter {
             Before::Ours => message.expected_last_message_id(id(index - 1)),
             Before::Stored { sequence } => message.expected_last_subject_sequence(sequence),
         };
+        // Sent or not: without this part the broker takes none of those that follow.
+        self.before = Before::Ours;
         match self.api.context.send_publish(self.subject.clone(), message).await {
-            Ok(stored) => {
-                self.before = Before::Ours;
-                Ok(Some(stored))
-            }
+            Ok(stored) => Ok(Some(stored)),
             Err(error) if error.kind() == PublishErrorKind::TimedOut => Ok(None),
             Err(error) => {
                 let error = self.api.publish_error(&self.subject, error);

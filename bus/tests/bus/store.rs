@@ -191,6 +191,8 @@ async fn two_that_store_the_same_file_store_it_once() {
     let (first, second) =
         tokio::join!(put(&one, object("a", bytes)), put(&two, object("a", bytes)));
     assert_eq!(first.content, second.content);
+    let contents = one.contents().await.expect("they are counted");
+    assert_eq!(contents.get("content-a"), Some(&30), "a part was stored twice");
     let mut reader = one.reader(&first, 0, 0);
     rest(&mut reader, 0, &sizes(bytes)).await;
 }
