@@ -18,7 +18,7 @@ fn main() {
         Some(commit) => format!("{version} ({commit})"),
         None => version,
     };
-    println!("cargo::rustc-env=STAGEBUS_VERSION={version}");
+    println!("cargo::rustc-env=VERSION_AND_COMMIT={version}");
     // A commit, and a change of any crate: the program is then built anew anyway.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");

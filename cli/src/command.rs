@@ -64,7 +64,7 @@ Speaks OpenAI's HTTP API and passes requests on to the fleet. Prints one line of
 listens. The first Ctrl-C lets answers that are under way finish. As many as wanted may run.";
 
 /// The version, and the commit that the program was built from if that is known.
-const VERSION: &str = env!("STAGEBUS_VERSION");
+const VERSION: &str = env!("VERSION_AND_COMMIT");
 
 /// Runs one large language model on several ordinary computers.
 #[derive(Debug, Parser)]
