@@ -72,8 +72,10 @@ pub(super) struct Messages {
 
 struct Asked {
     answers: Subscriber,
-    /// The connection that it left on, by the client's count; nothing if that is not certain.
-    connection: Option<u64>,
+    /// The connection that its answers come on, by the client's count.
+    connection: u64,
+    /// Whether it may have been lost with the connection before that one.
+    is_doubtful: bool,
     /// When it is asked anew if nothing comes.
     until: Instant,
 }
@@ -115,7 +117,7 @@ impl Messages {
     pub(super) async fn next(&mut self, what: &str) -> Result<Option<StoredMessage>, StoreError> {
         let began = Instant::now();
         if let Some(asked) = &mut self.asked
-            && asked.connection.is_some()
+            && !asked.is_doubtful
         {
             // The time in which nobody asked for a message does not count.
             asked.until = began + SILENCE;
@@ -192,10 +194,10 @@ impl Messages {
         };
         let answers = tokio::time::timeout_at(deadline, send).await;
         let answers = answers.map_err(|_elapsed| disconnected())??;
-        let is_certain = before == n_connections(bus);
-        let connection = is_certain.then_some(before);
-        let patience = if is_certain { SILENCE } else { DOUBTFUL };
-        self.asked = Some(Asked { answers, connection, until: Instant::now() + patience });
+        let connection = n_connections(bus);
+        let is_doubtful = before != connection;
+        let until = Instant::now() + if is_doubtful { DOUBTFUL } else { SILENCE };
+        self.asked = Some(Asked { answers, connection, is_doubtful, until });
         Ok(())
     }
 
@@ -211,8 +213,8 @@ impl Messages {
                 if ours { Err(violation.into()) } else { Ok(()) }
             }
             Some(_) => {
-                let connection = self.asked.as_ref().and_then(|asked| asked.connection);
-                if connection.is_some_and(|on| on != n_connections(&self.store.bus)) {
+                let connection = n_connections(&self.store.bus);
+                if self.asked.as_ref().is_some_and(|asked| asked.connection != connection) {
                     self.asked = None;
                 }
                 Ok(())
@@ -241,6 +243,7 @@ impl Messages {
             // A broker that knows no batches answers with one message.
             self.asked = None;
         } else if let Some(asked) = &mut self.asked {
+            asked.is_doubtful = false;
             asked.until = Instant::now() + SILENCE;
         }
         self.after = sequence;
