@@ -108,13 +108,13 @@ pub(super) async fn call(bus: &Bus, expected: Option<usize>) -> anyhow::Result<V
     if n_found == 0 {
         return Err(AskError::Nobody { waited }.into());
     }
+    // The same nodes in the same order, whoever answers first.
+    found.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
     if let Some(expected) = expected.filter(|&expected| n_found < expected) {
         let names: Vec<&str> = found.iter().map(|node| node.name.as_str()).collect();
         let names = names.join(", ");
         return Err(AskError::TooFew { expected, found: n_found, names, waited }.into());
     }
-    // The same nodes in the same order, whoever answers first.
-    found.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
     Ok(found)
 }
 
