@@ -1,8 +1,8 @@
 //! `stagebus plan`: measures machines and chooses how a model is spread over them.
 //!
-//! The order: who is there ([`ask`]), the probe (a cut of the model that tells the costs of its parts
+//! The order: who is there (`ask`), the probe (a cut of the model that tells the costs of its parts
 //! apart), its times on every node, the ways between them, the choice (`stagebus_plan`), what is said
-//! ([`report`]) and written ([`apply`]).
+//! (`report`) and written (`apply`).
 
 mod apply;
 mod ask;

@@ -1,6 +1,6 @@
 //! Brings shard sets to the processes that need them, through the broker.
 //!
-//! [`push`] stores a shard set in the bucket of its model, [`pull`] fetches what a process needs of
+//! [`push()`] stores a shard set in the bucket of its model, [`pull()`] fetches what a process needs of
 //! one into a cache folder, file by file. Both go on where they were after whatever ended them, and
 //! neither trusts what it did not hash: a file appears, on the broker as in the cache, when all of it
 //! is there and has the SHA-256 of the manifest.
