@@ -16,8 +16,7 @@ use anyhow::Context as _;
 use stagebus_bus::{Bus, Role};
 use stagebus_plan::{MANY_ROWS, Question, Wish, probe_split};
 use stagebus_schemas::messages::node::Probe;
-use stagebus_shards::split::SplitError;
-use stagebus_shards::{FloatCoding, ShardError, ShardRequest, ShardSet, WeightMode};
+use stagebus_shards::{FloatCoding, ShardRequest, ShardSet, WeightMode};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::ClientArgs;
@@ -175,10 +174,10 @@ async fn probe_set(
     stop: &CancellationToken,
 ) -> anyhow::Result<ShardSet> {
     let model = args.model.clone();
-    let n_layers = tokio::task::spawn_blocking(move || count_layers(&model))
-        .await
-        .context("the model cannot be looked at")??;
-    let split = probe_split(n_layers)?;
+    let dims = tokio::task::spawn_blocking(move || stagebus_shards::model_dims(&model));
+    let dims = dims.await.context("the model cannot be looked at")?;
+    let dims = dims.with_context(|| format!("cannot read {}", args.model.display()))?;
+    let split = probe_split(dims.n_layers)?;
     let cut = Cut {
         n_stages: split.len(),
         split: Some(split),
@@ -187,18 +186,6 @@ async fn probe_set(
     };
     let source = SourceArgs { shards: None, cache: args.cache.clone() };
     source::shard_set(&source, Some(&args.model), &cut, quiet, stop).await
-}
-
-/// Counts the layers of a model. The sharder refuses more stages than layers, before it writes
-/// anything, and says how many layers there are.
-fn count_layers(model: &Path) -> anyhow::Result<usize> {
-    let nowhere = model.with_extension("nowhere");
-    let request = ShardRequest::new(model.to_owned(), nowhere, usize::MAX);
-    match stagebus_shards::shard(&request, &mut |_progress| {}) {
-        Err(ShardError::Split(SplitError::StageCount { n_layers, .. })) => Ok(n_layers),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", model.display())),
-        Ok(manifest) => Ok(manifest.dims.n_layers),
-    }
 }
 
 /// Cuts the model as planned and writes the configurations.
@@ -222,19 +209,4 @@ async fn apply(
     crate::shard::shard_with_progress(request, quiet, stop).await?;
     let broker = args.client.broker_settings()?;
     Ok(apply::write(&dir, report, &broker)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_no_model_is_named() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let model = folder.path().join("m.gguf");
-        std::fs::write(&model, "no model").expect("a file");
-        let error = count_layers(&model).expect_err("no model");
-        assert!(format!("{error:#}").contains("m.gguf"), "{error:#}");
-        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
-    }
 }

@@ -18,6 +18,7 @@
 
 pub mod argmax;
 pub mod backend;
+mod inputs;
 mod load;
 pub mod memory;
 pub mod open;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use stagebus_shards::shard_set::StageFiles;
 use stagebus_shards::{Form, ShardSet, ShardSetError, StaticForm};
 
 use crate::backend::Backend;
@@ -99,9 +100,10 @@ pub fn open_backend(
     }
 }
 
-fn open_runtime(request: &StageRequest<'_>) -> Result<Runtime, OpenStageError> {
+/// What a stage is loaded with and from.
+fn runtime_and_files(request: &StageRequest<'_>) -> Result<(Runtime, StageFiles), OpenStageError> {
     let library = request.library.ok_or(RuntimeError::NotGiven)?;
-    Ok(Runtime::load(library)?)
+    Ok((Runtime::load(library)?, request.shards.stage_files(request.stage)?))
 }
 
 fn open_paged(
@@ -109,8 +111,7 @@ fn open_paged(
     spec: StageSpec,
     options: &EngineOptions,
 ) -> Result<PagedBackend, OpenStageError> {
-    let runtime = open_runtime(request)?;
-    let files = request.shards.stage_files(request.stage)?;
+    let (runtime, files) = runtime_and_files(request)?;
     let fingerprint = &request.shards.manifest.fingerprint;
     let backend = PagedBackend::load(&runtime, &files, spec, fingerprint, options)?;
     let info = backend.info();
@@ -139,8 +140,7 @@ fn open_stateful(
     spec: StageSpec,
     options: &EngineOptions,
 ) -> Result<StatefulBackend, OpenStageError> {
-    let runtime = open_runtime(request)?;
-    let files = request.shards.stage_files(request.stage)?;
+    let (runtime, files) = runtime_and_files(request)?;
     let options = &with_own_cache(request, options);
     let backend = StatefulBackend::load(&runtime, &files, spec, options)?;
     let info = backend.info();
@@ -163,8 +163,7 @@ fn open_static(
     form: StaticForm,
     options: &EngineOptions,
 ) -> Result<StaticBackend, OpenStageError> {
-    let runtime = open_runtime(request)?;
-    let files = request.shards.stage_files(request.stage)?;
+    let (runtime, files) = runtime_and_files(request)?;
     let options = &with_own_cache(request, options);
     let backend = StaticBackend::load(&runtime, &files, spec, form, options)?;
     let info = backend.info();

@@ -19,7 +19,7 @@ pub(crate) use allocator::trim;
 pub(crate) use compiled::CompiledModel;
 pub(crate) use request::InferRequest;
 pub use runtime::{MIN_VERSION, Runtime, RuntimeError, Version};
-pub(crate) use tensor::{Placed, Tensor};
+pub(crate) use tensor::{Input, Placed, Tensor};
 
 use ::openvino::get_last_error_message;
 use openvino_sys::ov_status_e;

@@ -39,6 +39,6 @@ pub use floats::{CodedTensor, FloatCoding, FloatException, FloatPlan};
 pub use form::{Form, FormError, StaticForm};
 pub use known_draft::{DEFAULT_HEAD_TOKENS, DraftSearch, KnownDraftError, find_draft, known_draft};
 pub use manifest::{Manifest, WeightMode};
-pub use shard::{Progress, ShardError, ShardRequest, shard};
+pub use shard::{Progress, ShardError, ShardRequest, model_dims, shard};
 pub use shard_set::{ShardSet, ShardSetError};
 pub use source::SourceFormat;

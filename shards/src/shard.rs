@@ -241,6 +241,19 @@ pub fn shard(
     }
 }
 
+/// Sizes of a model, from its metadata; nothing is written.
+///
+/// # Errors
+/// [`ShardError`] for a model that cannot be read.
+pub fn model_dims(source: &Path) -> Result<ModelDims, ShardError> {
+    match SourceFormat::of(source) {
+        SourceFormat::Gguf | SourceFormat::HuggingFace => {
+            Ok(DecoderConfig::read(&Source::open(source)?)?.dims)
+        }
+        SourceFormat::OpenVino => Ok(IrModel::open(source)?.dims),
+    }
+}
+
 /// Writes the shard set of a model whose file has tensors: its graph is built.
 fn shard_tensors(
     request: &ShardRequest,

@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::inputs::{InputNames, RowInput};
 use crate::load::{GraphMismatch, LoadError};
 use crate::openvino::{CompiledModel, InferRequest, InferenceError, Placed, Tensor};
 use crate::stage::StageSpec;
@@ -37,14 +38,6 @@ pub(super) struct Graph {
     row_width: usize,
 }
 
-#[derive(Debug)]
-enum RowInput {
-    /// `input_ids`, on the first stage.
-    Tokens(Placed<i64>),
-    /// `inputs_embeds`, on later stages.
-    Hidden(Placed<f32>),
-}
-
 impl Graph {
     /// Finds the inputs of a compiled stage.
     pub(super) fn new(
@@ -53,38 +46,27 @@ impl Graph {
         spec: &StageSpec,
     ) -> Result<Self, LoadError> {
         let inspect = |source| LoadError::Inspect { xml: xml.to_owned(), source };
-        let mismatch = |what| LoadError::Graph { xml: xml.to_owned(), what };
-        let names = model.input_names().map_err(inspect)?;
         let found = model.n_outputs().map_err(inspect)?;
         if found != 1 {
-            return Err(mismatch(GraphMismatch::Outputs { expected: 1, found }));
+            let what = GraphMismatch::Outputs { expected: 1, found };
+            return Err(LoadError::Graph { xml: xml.to_owned(), what });
         }
-        let row_name = if spec.is_first() { "input_ids" } else { "inputs_embeds" };
-        let mut known = vec![row_name, "attention_mask", "position_ids", "beam_idx"];
+        let rows_name = RowInput::name(spec);
+        let mut known = vec![rows_name, "attention_mask", "position_ids", "beam_idx"];
         if spec.is_last() {
             known.push("logit_rows");
         }
-        if let Some(name) = names.iter().find(|name| !known.contains(&name.as_str())) {
-            return Err(mismatch(GraphMismatch::UnknownInput { name: name.clone() }));
-        }
-        let place = |name: &str| {
-            let index = names.iter().position(|found| found == name);
-            index.ok_or_else(|| mismatch(GraphMismatch::MissingInput { name: name.to_owned() }))
-        };
-        let rows = match spec.is_first() {
-            true => RowInput::Tokens(Placed::new(place(row_name)?).map_err(inspect)?),
-            false => RowInput::Hidden(Placed::new(place(row_name)?).map_err(inspect)?),
-        };
-        let mut beam_idx = Placed::new(place("beam_idx")?).map_err(inspect)?;
+        let names = InputNames::read(model, xml, &known)?;
+        let mut beam_idx = Placed::new(names.place("beam_idx")?).map_err(inspect)?;
         beam_idx.tensor.reshape(&[1]).map_err(inspect)?[0] = 0;
         let logit_rows = match spec.is_last() {
-            true => Some(Placed::new(place("logit_rows")?).map_err(inspect)?),
+            true => Some(Placed::new(names.place("logit_rows")?).map_err(inspect)?),
             false => None,
         };
         Ok(Self {
-            rows,
-            attention_mask: Placed::new(place("attention_mask")?).map_err(inspect)?,
-            position_ids: Placed::new(place("position_ids")?).map_err(inspect)?,
+            rows: RowInput::empty(spec, names.place(rows_name)?).map_err(inspect)?,
+            attention_mask: Placed::new(names.place("attention_mask")?).map_err(inspect)?,
+            position_ids: Placed::new(names.place("position_ids")?).map_err(inspect)?,
             beam_idx,
             logit_rows,
             output: Tensor::new().map_err(inspect)?,
@@ -112,22 +94,20 @@ impl Graph {
         rows: &Rows<'_>,
     ) -> Result<Duration, InferenceError> {
         let n_rows = rows.tokens.len();
-        let row_input = match &mut self.rows {
+        match &mut self.rows {
             RowInput::Tokens(placed) => {
                 placed.write(&[1, n_rows], rows.tokens.iter().map(|&token| i64::from(token)))?;
-                placed.tensor.input(placed.index)
             }
             RowInput::Hidden(placed) => {
                 let to = placed.tensor.reshape(&[1, n_rows, self.hidden_dim])?;
                 to.copy_from_slice(rows.hidden.unwrap_or_default());
-                placed.tensor.input(placed.index)
             }
-        };
+        }
         slots.write_mask(self.attention_mask.tensor.reshape(&[1, slots.physical()])?);
         let positions = rows.start_pos..rows.start_pos + n_rows;
         self.position_ids.write(&[1, n_rows], positions.map(|position| position as i64))?;
         let mut inputs = vec![
-            row_input,
+            self.rows.input(),
             self.attention_mask.input(),
             self.position_ids.input(),
             self.beam_idx.input(),

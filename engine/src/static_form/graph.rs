@@ -7,6 +7,7 @@ use stagebus_shards::StaticForm;
 
 use super::calls::{Piece, write_mask};
 use crate::backend::StepRows;
+use crate::inputs::{InputNames, RowInput};
 use crate::load::{GraphMismatch, LoadError};
 use crate::openvino::{CompiledModel, InferRequest, InferenceError, Placed};
 use crate::stage::StageSpec;
@@ -34,14 +35,6 @@ pub(super) struct Graph {
     request: InferRequest,
 }
 
-#[derive(Debug)]
-enum RowInput {
-    /// `input_ids`, on the first stage.
-    Tokens(Placed<i64>),
-    /// `inputs_embeds`, on later stages.
-    Hidden(Placed<f32>),
-}
-
 impl Graph {
     /// Finds the inputs and outputs of a compiled stage.
     pub(super) fn new(
@@ -52,40 +45,25 @@ impl Graph {
     ) -> Result<Self, LoadError> {
         let inspect = |source| LoadError::Inspect { xml: xml.to_owned(), source };
         let mismatch = |what| LoadError::Graph { xml: xml.to_owned(), what };
-        let inputs = model.input_names().map_err(inspect)?;
         let outputs = model.output_names().map_err(inspect)?;
-        let rows_name = if spec.is_first() { "input_ids" } else { "inputs_embeds" };
+        let rows_name = RowInput::name(spec);
         let output_name = if spec.is_last() { "logits" } else { "hidden_states" };
         let caches = cache_names(spec, "past_key_values");
         let present = cache_names(spec, "present");
-        let known = |name: &String| {
-            [rows_name, "attention_mask", "position_ids"].contains(&name.as_str())
-                || caches.contains(name)
-        };
-        if let Some(name) = inputs.iter().find(|name| !known(name)) {
-            return Err(mismatch(GraphMismatch::UnknownInput { name: name.clone() }));
-        }
+        let mut known = vec![rows_name, "attention_mask", "position_ids"];
+        known.extend(caches.iter().map(String::as_str));
+        let inputs = InputNames::read(model, xml, &known)?;
         let (expected, found) = (present.len() + 1, outputs.len());
         if found != expected {
             return Err(mismatch(GraphMismatch::Outputs { expected, found }));
         }
-        let input = |name: &str| {
-            let index = inputs.iter().position(|found| found == name);
-            index.ok_or_else(|| mismatch(GraphMismatch::MissingInput { name: name.to_owned() }))
-        };
         let output = |name: &str| {
             let index = outputs.iter().position(|found| found == name);
             index.ok_or_else(|| mismatch(GraphMismatch::MissingOutput { name: name.to_owned() }))
         };
         let StaticForm { rows: n_rows, .. } = form;
         let row_width = if spec.is_last() { spec.n_head_rows } else { spec.hidden_dim };
-        let rows_place = input(rows_name)?;
-        let rows = match spec.is_first() {
-            true => Placed::zeroed(rows_place, &[1, n_rows]).map(RowInput::Tokens),
-            false => {
-                Placed::zeroed(rows_place, &[1, n_rows, spec.hidden_dim]).map(RowInput::Hidden)
-            }
-        };
+        let rows = RowInput::zeroed(spec, inputs.place(rows_name)?, n_rows);
         // Logits come as rows, hidden states as a batch of one sequence.
         let output_dims: &[usize] =
             if spec.is_last() { &[n_rows, row_width] } else { &[1, n_rows, row_width] };
@@ -97,14 +75,14 @@ impl Graph {
             })
             .collect::<Result<_, _>>()?;
         let mask_dims = [1, 1, n_rows, form.n_columns()];
-        let position_ids = input("position_ids")?;
+        let position_ids = inputs.place("position_ids")?;
         Ok(Self {
             rows: rows.map_err(inspect)?,
-            mask: Placed::zeroed(input("attention_mask")?, &mask_dims).map_err(inspect)?,
+            mask: Placed::zeroed(inputs.place("attention_mask")?, &mask_dims).map_err(inspect)?,
             position_ids: Placed::zeroed(position_ids, &[1, n_rows]).map_err(inspect)?,
             output: Placed::zeroed(output(output_name)?, output_dims).map_err(inspect)?,
             present,
-            cache_places: caches.iter().map(|name| input(name)).collect::<Result<_, _>>()?,
+            cache_places: caches.iter().map(|name| inputs.place(name)).collect::<Result<_, _>>()?,
             form,
             n_kv_heads: spec.n_kv_heads,
             head_dim: spec.head_dim,
@@ -146,11 +124,7 @@ impl Graph {
     ) -> Result<Duration, InferenceError> {
         self.write_rows(pieces, steps)?;
         write_mask(self.form, pieces, self.mask.tensor.values_mut()?);
-        let rows = match &self.rows {
-            RowInput::Tokens(rows) => rows.input(),
-            RowInput::Hidden(rows) => rows.input(),
-        };
-        let mut inputs = vec![rows, self.mask.input(), self.position_ids.input()];
+        let mut inputs = vec![self.rows.input(), self.mask.input(), self.position_ids.input()];
         inputs.extend(caches.iter().map(Placed::input));
         let mut outputs = vec![self.output.output()];
         outputs.extend(self.present.iter_mut().map(Placed::output));

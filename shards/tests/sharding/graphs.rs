@@ -1,6 +1,7 @@
 //! The stage graphs as XML: well-formed, complete, and self-contained.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 
 use roxmltree::{Document, Node};
 use stagebus_shards::gguf::GgmlType;
@@ -105,6 +106,34 @@ pub(crate) fn pairs(items: &[(&str, &str)]) -> HashSet<(String, String)> {
     items.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
 }
 
+/// Checks that every stage of a set is a whole graph with the inputs, the output and the states of
+/// its place.
+pub(crate) fn check_stages(out: &Path) {
+    let set = ShardSet::open(out).unwrap();
+    let stages = &set.manifest.stages;
+    for (index, stage) in stages.iter().enumerate() {
+        let xml = std::fs::read_to_string(set.stage_files(index).unwrap().xml).unwrap();
+        let surface = check_graph(&xml, stage.bin.bytes);
+        let (is_first, is_last) = (index == 0, index + 1 == stages.len());
+        let rows = if is_first { ("input_ids", "i64") } else { ("inputs_embeds", "f32") };
+        let mut inputs =
+            vec![rows, ("attention_mask", "i64"), ("position_ids", "i64"), ("beam_idx", "i32")];
+        if is_last {
+            inputs.push(("logit_rows", "i64"));
+        }
+        assert_eq!(surface.inputs, pairs(&inputs));
+        let output = if is_last { "logits" } else { "hidden_states" };
+        assert_eq!(surface.outputs, HashSet::from([output.to_owned()]));
+        let states = (stage.first_layer..stage.end_layer).flat_map(|n| {
+            [
+                format!("past_key_values.{n}.keypresent.{n}.key"),
+                format!("past_key_values.{n}.valuepresent.{n}.value"),
+            ]
+        });
+        assert_eq!(surface.states, states.collect());
+    }
+}
+
 #[test]
 fn every_stage_of_every_count_is_a_graph_of_its_own() {
     let workshop = Workshop::new(&Synthetic { n_layers: 5, ..Synthetic::default() });
@@ -113,28 +142,7 @@ fn every_stage_of_every_count_is_a_graph_of_its_own() {
         request.force = true;
         let manifest = shard(&request, &mut |_| {}).unwrap();
         assert_eq!(manifest.n_stages(), n_stages);
-        let set = ShardSet::open(&workshop.out()).unwrap();
-        for (index, stage) in manifest.stages.iter().enumerate() {
-            let xml = std::fs::read_to_string(set.stage_files(index).unwrap().xml).unwrap();
-            let surface = check_graph(&xml, stage.bin.bytes);
-            let mut inputs =
-                vec![("attention_mask", "i64"), ("position_ids", "i64"), ("beam_idx", "i32")];
-            inputs.push(if index == 0 { ("input_ids", "i64") } else { ("inputs_embeds", "f32") });
-            let is_last = index == n_stages - 1;
-            if is_last {
-                inputs.push(("logit_rows", "i64"));
-            }
-            assert_eq!(surface.inputs, pairs(&inputs));
-            let output = if is_last { "logits" } else { "hidden_states" };
-            assert_eq!(surface.outputs, HashSet::from([output.to_owned()]));
-            let states = (stage.first_layer..stage.end_layer).flat_map(|n| {
-                [
-                    format!("past_key_values.{n}.keypresent.{n}.key"),
-                    format!("past_key_values.{n}.valuepresent.{n}.value"),
-                ]
-            });
-            assert_eq!(surface.states, states.collect());
-        }
+        check_stages(&workshop.out());
     }
 }
 

@@ -1,6 +1,6 @@
 //! The folder that comes out: complete or not there, never in anyone's way.
 
-use stagebus_shards::{ShardError, ShardSet, ShardSetError, shard};
+use stagebus_shards::{ShardError, ShardSet, ShardSetError, model_dims, shard};
 
 use crate::synthetic::Synthetic;
 use crate::{Workshop, names};
@@ -15,6 +15,7 @@ fn a_shard_set_opens_and_verifies() {
     assert_eq!(manifest.model, "made-up");
     assert_eq!((manifest.bos_id, &*manifest.eos_ids), (Some(0), &[1][..]));
     assert_eq!(manifest.dims.head_dim, 64);
+    assert_eq!(model_dims(&workshop.request(2).source).unwrap(), manifest.dims);
     set.verify_text().unwrap();
     set.verify_stage(0).unwrap();
     set.verify_stage(1).unwrap();
