@@ -1,9 +1,16 @@
 //! Writes the weight file of one stage: aligned constants, hashed on the way.
+//!
+//! ```text
+//! whoever encodes ── full buffers ──▶ thread "weights" ── now and then ──▶ thread "disk"
+//!                 ◀── empty ones ──── hashes and writes                    waits for the disk
+//! ```
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
+use std::io::{self, Write as _};
 use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::{self, JoinHandle};
 
 use sha2::{Digest as _, Sha256};
 
@@ -16,8 +23,16 @@ const ALIGN: u64 = 64;
 /// Bytes gathered before they are hashed and written.
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// Full buffers that may wait: the codes of a matrix are encoded much quicker than they are written,
+/// what comes with them much slower.
+const WAITING: usize = 64;
+
 /// Constants up to this size are stored once per content (axes, shapes, scalars).
 const SHARED_BYTES: usize = 64;
+
+/// Bytes after which the disk is told to take what was written, so that little is left to wait for at
+/// the end.
+const SYNC_BYTES: usize = 256 << 20;
 
 /// Where a constant lies in the weight file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,35 +44,92 @@ pub(crate) struct Span {
 /// A weight file being written.
 #[derive(Debug)]
 pub(crate) struct BinWriter {
-    out: BufWriter<HashingFile>,
+    buffer: Vec<u8>,
+    sink: Sink,
     written: u64,
     shared: HashMap<Vec<u8>, Span>,
 }
 
-/// A file whose content is hashed as it is written.
+/// The thread that hashes and writes; waited for when dropped.
 #[derive(Debug)]
-struct HashingFile {
-    file: File,
-    hash: Sha256,
+struct Sink {
+    /// Where full buffers go; nothing once there are no more.
+    full: Option<SyncSender<Vec<u8>>>,
+    empty: Receiver<Vec<u8>>,
+    thread: Option<JoinHandle<io::Result<(File, Sha256)>>>,
 }
 
-impl io::Write for HashingFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.file.write(bytes)?;
-        self.hash.update(&bytes[..n]);
-        Ok(n)
+impl Sink {
+    fn start(file: File) -> io::Result<Self> {
+        let (full, waiting) = sync_channel(WAITING);
+        let (give_back, empty) = channel();
+        let work = move || hash_and_write(file, &waiting, &give_back);
+        let thread = thread::Builder::new().name("weights".to_owned()).spawn(work)?;
+        Ok(Self { full: Some(full), empty, thread: Some(thread) })
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+    /// Hands a full buffer over; returns an empty one.
+    fn give(&mut self, buffer: Vec<u8>) -> io::Result<Vec<u8>> {
+        if self.full.as_ref().is_none_or(|full| full.send(buffer).is_err()) {
+            // The thread has ended before its time.
+            return self.end().and(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        Ok(self.empty.try_recv().unwrap_or_else(|_none| Vec::with_capacity(BUFFER_BYTES)))
     }
+
+    /// Waits until everything is written.
+    fn end(&mut self) -> io::Result<(File, Sha256)> {
+        self.full = None;
+        let thread = self.thread.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        thread.join().unwrap_or_else(|_panic| Err(io::Error::other("the writing thread panicked")))
+    }
+}
+
+impl Drop for Sink {
+    /// Whoever drops it without [`Sink::end`] has an error of its own to tell.
+    fn drop(&mut self) {
+        drop(self.end());
+    }
+}
+
+fn hash_and_write(
+    mut file: File,
+    waiting: &Receiver<Vec<u8>>,
+    give_back: &Sender<Vec<u8>>,
+) -> io::Result<(File, Sha256)> {
+    let mut hash = Sha256::new();
+    let on_disk = file.try_clone()?;
+    let (tell, told) = sync_channel::<()>(0);
+    thread::scope(|scope| {
+        let wait_for_disk = move || told.iter().try_for_each(|()| on_disk.sync_data());
+        let disk =
+            thread::Builder::new().name("disk".to_owned()).spawn_scoped(scope, wait_for_disk)?;
+        let mut unsynced = 0;
+        for mut buffer in waiting {
+            file.write_all(&buffer)?;
+            hash.update(&buffer);
+            unsynced += buffer.len();
+            buffer.clear();
+            // Nobody needs it any more once the last one is on its way.
+            drop(give_back.send(buffer));
+            // The disk may still be busy with what it was told before.
+            if unsynced >= SYNC_BYTES && tell.try_send(()).is_ok() {
+                unsynced = 0;
+            }
+        }
+        drop(tell);
+        // An error of the disk is told once, so it is not left to the last sync.
+        disk.join()
+            .unwrap_or_else(|_panic| Err(io::Error::other("the waiting thread panicked")))?;
+        Ok((file, hash))
+    })
 }
 
 impl BinWriter {
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        let file = HashingFile { file: File::create_new(path)?, hash: Sha256::new() };
-        let out = BufWriter::with_capacity(BUFFER_BYTES, file);
-        Ok(Self { out, written: 0, shared: HashMap::new() })
+        let sink = Sink::start(File::create_new(path)?)?;
+        let buffer = Vec::with_capacity(BUFFER_BYTES);
+        Ok(Self { buffer, sink, written: 0, shared: HashMap::new() })
     }
 
     /// Starts a constant; returns its offset. Everything until the next start belongs to it.
@@ -67,9 +139,21 @@ impl BinWriter {
         Ok(self.written)
     }
 
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.out.write_all(bytes)?;
+    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         self.written += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(BUFFER_BYTES - self.buffer.len()));
+            self.buffer.extend_from_slice(now);
+            bytes = later;
+            if self.buffer.len() == BUFFER_BYTES {
+                self.pass_on()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pass_on(&mut self) -> io::Result<()> {
+        self.buffer = self.sink.give(std::mem::take(&mut self.buffer))?;
         Ok(())
     }
 
@@ -94,9 +178,8 @@ impl BinWriter {
 
     /// Makes the file durable; returns its size and SHA-256.
     pub(crate) fn close(mut self) -> io::Result<(u64, String)> {
-        self.out.flush()?;
-        let HashingFile { file, hash } =
-            self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        self.pass_on()?;
+        let (file, hash) = self.sink.end()?;
         file.sync_all()?;
         Ok((self.written, hex(&hash.finalize())))
     }

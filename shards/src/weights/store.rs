@@ -10,6 +10,9 @@ use crate::ir::element::ElementType;
 use crate::ir::graph::{Graph, Value};
 use crate::quant::BlockFormat;
 
+/// Bytes of a matrix that is copied as it is that stay mapped.
+const HELD_BYTES: usize = 64 << 20;
+
 /// A matrix in the graph.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stored {
@@ -42,9 +45,7 @@ pub(crate) fn store(graph: &mut Graph, rows: &Rows<'_>, layout: Layout) -> io::R
 fn store_plain(graph: &mut Graph, rows: &Rows<'_>, element: ElementType) -> io::Result<Stored> {
     let dims = [rows.n_rows() as u64, rows.n_cols() as u64];
     let offset = graph.bin.start()?;
-    for row in rows.iter() {
-        graph.bin.write(row)?;
-    }
+    copy_rows(graph, rows)?;
     let span = graph.bin.finish(offset);
     let constant = graph.constant_at(element, &dims, span);
     let weights = match element {
@@ -57,9 +58,7 @@ fn store_plain(graph: &mut Graph, rows: &Rows<'_>, element: ElementType) -> io::
 fn store_row_scaled(graph: &mut Graph, rows: &Rows<'_>) -> io::Result<Stored> {
     let (n_rows, n_cols) = (rows.n_rows() as u64, rows.n_cols() as u64);
     let offset = graph.bin.start()?;
-    for row in rows.iter() {
-        graph.bin.write(row)?;
-    }
+    copy_rows(graph, rows)?;
     let codes = graph.bin.finish(offset);
     let codes = graph.constant_at(ElementType::I8, &[n_rows, n_cols], codes);
     let offset = graph.bin.start()?;
@@ -70,6 +69,21 @@ fn store_row_scaled(graph: &mut Graph, rows: &Rows<'_>) -> io::Result<Stored> {
     let scales = graph.constant_at(ElementType::F32, &[n_rows, 1], scales);
     let values = graph.convert(codes, ElementType::F32);
     Ok(Stored { weights: graph.multiply(values, scales), correction: None })
+}
+
+/// Writes the bytes of all rows as they are, and gives their pages back on the way: nobody reads them
+/// again.
+fn copy_rows(graph: &mut Graph, rows: &Rows<'_>) -> io::Result<()> {
+    let mut held = 0;
+    for row in rows.iter() {
+        graph.bin.write(row)?;
+        held += row.len();
+        if held >= HELD_BYTES {
+            rows.release();
+            held = 0;
+        }
+    }
+    Ok(())
 }
 
 fn store_grouped(graph: &mut Graph, rows: &Rows<'_>, grouped: Grouped) -> io::Result<Stored> {
@@ -203,6 +217,18 @@ impl RowCoder {
         element: ElementType,
         out: &mut Vec<u8>,
     ) {
+        let is_signed = !self.format.has_offset();
+        let in_four_bits = match (element, coding) {
+            (ElementType::I4, Coding::Same) => Some(is_signed),
+            (ElementType::I4, Coding::Centred { shift: 8 }) => Some(true),
+            (ElementType::U4, Coding::Centred { shift: 0 } | Coding::ZeroPoint) => Some(false),
+            _ => None,
+        };
+        if let Some(less_eight) = in_four_bits
+            && self.format.packed_codes(row, less_eight, out)
+        {
+            return;
+        }
         match coding {
             Coding::Same | Coding::ZeroPoint => self.format.codes(row, &mut self.codes),
             Coding::Centred { shift } => {
@@ -295,10 +321,9 @@ impl RowCoder {
 
 /// Two codes per byte, the first in the low nibble.
 pub(super) fn pack_nibbles(codes: &[i8], out: &mut Vec<u8>) {
-    out.extend(codes.chunks(2).map(|pair| {
-        let high = pair.get(1).map_or(0, |code| (*code as u8) << 4);
-        (pair[0] as u8 & 0x0f) | high
-    }));
+    let (pairs, rest) = codes.as_chunks::<2>();
+    out.extend(pairs.iter().map(|[low, high]| (*low as u8 & 0x0f) | ((*high as u8) << 4)));
+    out.extend(rest.iter().map(|low| *low as u8 & 0x0f));
 }
 
 #[cfg(test)]
