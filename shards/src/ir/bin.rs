@@ -25,7 +25,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// Full buffers that may wait: the codes of a matrix are encoded much quicker than they are written,
 /// what comes with them much slower.
-const WAITING: usize = 64;
+const WAITING: usize = 160;
 
 /// Constants up to this size are stored once per content (axes, shapes, scalars).
 const SHARED_BYTES: usize = 64;

@@ -10,7 +10,7 @@ use crate::ir::element::ElementType;
 use crate::ir::graph::{Graph, Value};
 use crate::quant::BlockFormat;
 
-/// Bytes of a matrix that is copied as it is that stay mapped.
+/// Bytes of a matrix that stay mapped while it is read.
 const HELD_BYTES: usize = 64 << 20;
 
 /// A matrix in the graph.
@@ -71,12 +71,20 @@ fn store_row_scaled(graph: &mut Graph, rows: &Rows<'_>) -> io::Result<Stored> {
     Ok(Stored { weights: graph.multiply(values, scales), correction: None })
 }
 
-/// Writes the bytes of all rows as they are, and gives their pages back on the way: nobody reads them
-/// again.
+/// Writes the bytes of all rows as they are.
 fn copy_rows(graph: &mut Graph, rows: &Rows<'_>) -> io::Result<()> {
+    read_rows(rows, |row| graph.bin.write(row))
+}
+
+/// Reads all rows, and gives their pages back on the way: whoever reads them again finds them in the
+/// system's cache, if there is room.
+fn read_rows<'a, E>(
+    rows: &Rows<'a>,
+    mut read: impl FnMut(&'a [u8]) -> Result<(), E>,
+) -> Result<(), E> {
     let mut held = 0;
     for row in rows.iter() {
-        graph.bin.write(row)?;
+        read(row)?;
         held += row.len();
         if held >= HELD_BYTES {
             rows.release();
@@ -151,6 +159,9 @@ pub(super) fn decoded(
     Ok(weights)
 }
 
+/// A row has a correction that f32 would round.
+struct Rounded;
+
 /// Leaves codes as they are where centring them would round a correction.
 ///
 /// `offset + shift * scale` is exact in f32 unless the two differ by many powers of two, which
@@ -158,7 +169,11 @@ pub(super) fn decoded(
 fn without_rounding(rows: &Rows<'_>, grouped: Grouped) -> Grouped {
     let Coding::Centred { shift } = grouped.coding else { return grouped };
     let mut coder = RowCoder::new(grouped.format, rows.n_cols());
-    if rows.iter().all(|row| coder.corrections_are_exact(row, shift)) {
+    let check = |row: &[u8]| match coder.corrections_are_exact(row, shift) {
+        true => Ok(()),
+        false => Err(Rounded),
+    };
+    if read_rows(rows, check).is_ok() {
         return grouped;
     }
     let code = if grouped.code == ElementType::I4 { ElementType::U4 } else { grouped.code };
@@ -175,11 +190,11 @@ fn each_row(
     let mut coder = RowCoder::new(format, rows.n_cols());
     let mut encoded = Vec::new();
     let offset = graph.bin.start()?;
-    for row in rows.iter() {
+    read_rows(rows, |row| {
         encoded.clear();
         encode(&mut coder, row, &mut encoded);
-        graph.bin.write(&encoded)?;
-    }
+        graph.bin.write(&encoded)
+    })?;
     Ok(graph.bin.finish(offset))
 }
 
