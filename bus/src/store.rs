@@ -1,4 +1,5 @@
-//! Shard sets in the broker's object store: one bucket per model, one for its draft models.
+//! Shard sets in the broker's object store: one bucket per model, one for its draft models, and while
+//! a plan is made one for the cut that nodes measure.
 //!
 //! ```text
 //! pusher ── parts, then what they are ──▶ OBJ_STAGEBUS_MODEL_<model> ── parts from N on ──▶ puller
@@ -137,6 +138,12 @@ impl ModelStore {
     #[must_use]
     pub fn of_drafts(bus: &Bus, model: &ModelName) -> Self {
         Self::of(bus, model, Bucket::of_drafts(model))
+    }
+
+    /// The bucket of the cut of a model that nodes measure; nothing is asked or made.
+    #[must_use]
+    pub fn of_probe(bus: &Bus, model: &ModelName) -> Self {
+        Self::of(bus, model, Bucket::of_probe(model))
     }
 
     fn of(bus: &Bus, model: &ModelName, bucket: Bucket) -> Self {

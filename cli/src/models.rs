@@ -23,7 +23,7 @@ const EXAMPLES: &str = "Examples:
   stagebus models remove smollm2
 
 Shows the shard sets that `stagebus push` has stored, draft models with the model that they are for;
-the last complete one is the one that is pulled. Without --fingerprint `remove` takes away everything
+the last complete one is the one that is pulled. A probe is what `stagebus plan` lends to nodes. Without --fingerprint `remove` takes away everything
 of the model. Processes that have pulled what they need do not notice. A broker with permissions takes
 it from an operator's key.";
 
@@ -70,6 +70,8 @@ struct ModelReport {
     sets: Vec<SetReport>,
     /// Shard sets of its draft models.
     drafts: Vec<SetReport>,
+    /// What a plan that is made, or did not end, lends to nodes.
+    probes: Vec<SetReport>,
     /// At most this much is left of pushes that were interrupted.
     unfinished_bytes: u64,
 }
@@ -107,9 +109,9 @@ pub async fn run(args: ModelsArgs) -> anyhow::Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-/// The buckets of a model: its own and that of its draft models.
-fn stores(bus: &Bus, model: &ModelName) -> [ModelStore; 2] {
-    [ModelStore::new(bus, model), ModelStore::of_drafts(bus, model)]
+/// The buckets of a model: its own, that of its draft models and that of its probe.
+fn stores(bus: &Bus, model: &ModelName) -> [ModelStore; 3] {
+    [ModelStore::new, ModelStore::of_drafts, ModelStore::of_probe].map(|of| of(bus, model))
 }
 
 /// Removes everything of a model, or one of its shard sets.
@@ -172,15 +174,19 @@ async fn reports(bus: &Bus, shown: Option<ModelName>) -> anyhow::Result<Vec<Mode
 
 /// What is stored of a model; nothing if nothing ever was.
 async fn report(bus: &Bus, model: &ModelName) -> Result<Option<ModelReport>, DeliveryError> {
-    let [of_model, of_drafts] = stores(bus, model);
-    let (found, drafts) = (if_there(look(&of_model).await)?, if_there(look(&of_drafts).await)?);
-    if found.is_none() && drafts.is_none() {
+    let [of_model, of_drafts, of_probe] = stores(bus, model);
+    let found = [
+        if_there(look(&of_model).await)?,
+        if_there(look(&of_drafts).await)?,
+        if_there(look(&of_probe).await)?,
+    ];
+    if found.iter().all(Option::is_none) {
         return Ok(None);
     }
-    let (sets, unfinished) = found.unwrap_or_default();
-    let (drafts, unfinished_drafts) = drafts.unwrap_or_default();
-    let unfinished_bytes = unfinished + unfinished_drafts;
-    Ok(Some(ModelReport { model: model.clone(), sets, drafts, unfinished_bytes }))
+    let found = found.map(Option::unwrap_or_default);
+    let unfinished_bytes = found.iter().map(|(_, unfinished)| unfinished).sum();
+    let [sets, drafts, probes] = found.map(|(sets, _)| sets);
+    Ok(Some(ModelReport { model: model.clone(), sets, drafts, probes, unfinished_bytes }))
 }
 
 /// The shard sets in a bucket, and the bytes that no set has at most.
@@ -211,10 +217,11 @@ fn describe(reports: &[ModelReport]) -> String {
         return "nothing is stored; see `stagebus push`\n".to_owned();
     }
     let mut rows = Vec::new();
-    for ModelReport { model, sets, drafts, unfinished_bytes } in reports {
+    for ModelReport { model, sets, drafts, probes, unfinished_bytes } in reports {
         let of_model = sets.iter().map(|set| (model.to_string(), set));
         let of_drafts = drafts.iter().map(|set| (format!("draft of {model}"), set));
-        for (name, set) in of_model.chain(of_drafts) {
+        let of_probe = probes.iter().map(|set| (format!("probe of {model}"), set));
+        for (name, set) in of_model.chain(of_drafts).chain(of_probe) {
             let state = match (set.current, set.complete) {
                 (true, _) => "pulled",
                 (false, true) => "older",
@@ -253,10 +260,11 @@ mod tests {
             model: "m".parse().expect("a name"),
             sets: vec![set("ab", false, true), set("cd", true, true), set("ef", false, false)],
             drafts: vec![set("01", true, true)],
+            probes: vec![set("02", false, false)],
             unfinished_bytes: 1 << 20,
         }];
         let shown = describe(&reports);
-        let states = ["older", "pulled", "incomplete", "pulled", "interrupted"];
+        let states = ["older", "pulled", "incomplete", "pulled", "incomplete", "interrupted"];
         let lines: Vec<&str> = shown.lines().skip(1).collect();
         assert_eq!(lines.len(), states.len(), "{shown}");
         for (line, state) in lines.iter().zip(states) {
@@ -264,6 +272,7 @@ mod tests {
         }
         assert!(lines[1].contains("cdcdcdcdcdcd ") && lines[1].ends_with("3.0 MiB"), "{shown}");
         assert!(lines[3].starts_with("draft of m ") && lines[3].contains("0101"), "{shown}");
+        assert!(lines[4].starts_with("probe of m "), "{shown}");
         assert!(describe(&[]).contains("stagebus push"));
     }
 }

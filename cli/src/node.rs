@@ -1,7 +1,7 @@
 //! `stagebus node`: lets this machine take part in a plan.
 //!
 //! ```text
-//! operator ─ questions ─▶ agent ─ order ────▶ thread "measure" ─ shards the probe, loads stages
+//! operator ─ questions ─▶ agent ─ order ────▶ thread "measure" ─ finds the probe, loads stages
 //!     ▲                     │ ◀─ progress ──────── │                and runs them in turn
 //!     └────── answers ──────┘ ◀─ what it found ────┘
 //! ```
@@ -11,12 +11,14 @@
 mod agent;
 mod measure;
 mod passes;
+mod probe;
 
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use serde::Serialize;
 use stagebus_bus::{Bus, BusOptions, Role};
+use stagebus_delivery::Cache;
 use stagebus_engine::Runtime;
 use stagebus_schemas::ids::{ModelName, NodeId};
 use stagebus_settings::{Overrides, ProcessArgs, find_openvino, logging, process};
@@ -26,24 +28,26 @@ use tokio_util::sync::CancellationToken;
 use crate::exit::Outcome;
 use crate::source::default_cache;
 use agent::{Agent, Machine};
+use probe::Origin;
 
 /// Arguments of `stagebus node`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:
-  stagebus node --model model.gguf
-  stagebus node --model model.gguf --broker nats://127.0.0.1:4222 --name desk-4
+  stagebus node
+  stagebus node --broker nats://127.0.0.1:4222 --name desk-4
   stagebus node --model model.gguf --devices CPU,GPU --memory 8192
-  stagebus node --model model.gguf --config worker-smollm2/stagebus.toml --worker-of smollm2
+  stagebus node --config worker-smollm2/stagebus.toml --worker-of smollm2
 
 Answers `stagebus plan`: tells memory and devices, measures how long the model's layers take and how
 long messages to other nodes take. It measures with the settings of the table worker (engine, profile,
 threads, properties), which a worker here should have too. Start one on every machine that may take
-part, and end it when the plan is made: what a worker uses is missing in the next measurement. Prints
-one line of JSON when it is ready. docs/plan.md says what is measured.")]
+part, and end it when the plan is made: what a worker uses is missing in the next measurement. Without
+a model file it pulls what it has to measure from the broker, which needs JetStream then. Prints one
+line of JSON when it is ready. docs/plan.md says what is measured.")]
 pub struct NodeArgs {
-    /// The model to measure: a GGUF file, or a folder with config.json and safetensors
+    /// The model to measure, if its file is here: a GGUF file, or a folder as `stagebus shard` takes it
     #[arg(long, value_name = "MODEL")]
-    model: PathBuf,
+    model: Option<PathBuf>,
 
     /// Name of this machine in plans and files [default: the host's]
     #[arg(long, value_name = "NAME")]
@@ -57,8 +61,8 @@ pub struct NodeArgs {
     #[arg(long, value_name = "MIB")]
     memory: Option<u64>,
 
-    /// Folder in which the probe, a cut of the model, is kept
-    #[arg(long, value_name = "DIR")]
+    /// Folder in which the probe, a cut of the model file, is kept
+    #[arg(long, value_name = "DIR", requires = "model")]
     cache: Option<PathBuf>,
 
     /// Model whose worker's key the configuration has, where the broker asks for keys
@@ -117,12 +121,14 @@ pub async fn run(args: NodeArgs, stop: CancellationToken) -> anyhow::Result<Outc
         None => Role::Operator,
     };
     let options = BusOptions::from_settings(&loaded.broker, role, &format!("node {id}"))?;
-    let bus = Bus::connect(options).await?;
-    let cache = match args.cache {
-        Some(cache) => cache,
-        None => default_cache()?,
+    let origin = match args.model {
+        Some(model) => Origin::Here { model, cache: args.cache.map_or_else(default_cache, Ok)? },
+        None => {
+            Origin::Broker { options: Box::new(options.clone()), cache: Cache::new(&loaded.store)? }
+        }
     };
-    let mut agent = Agent::new(id, machine, (args.model, cache), settings);
+    let bus = Bus::connect(options).await?;
+    let mut agent = Agent::new(id, machine, origin, settings);
     agent
         .serve(&bus, &stop, |id, machine| {
             let (name, devices) = (machine.name.as_str(), machine.devices.as_slice());

@@ -1,13 +1,14 @@
 //! `stagebus plan`: measures machines and chooses how a model is spread over them.
 //!
 //! The order: who is there (`ask`), the probe (a cut of the model that tells the costs of its parts
-//! apart), its times on every node, the ways between them, the choice (`stagebus_plan`), what is said
-//! (`report`) and written (`apply`).
+//! apart), which nodes without the model get through the broker (`lend`), its times on every node, the
+//! ways between them, the choice (`stagebus_plan`), what is said (`report`) and written (`apply`).
 
 mod apply;
 mod ask;
 mod error;
 mod facts;
+mod lend;
 mod report;
 
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use crate::source::{self, Cut, SourceArgs};
 use crate::weights;
 use apply::Applied;
 use ask::Measured;
+use lend::Lent;
 use report::Report;
 
 /// Arguments of `stagebus plan`.
@@ -100,11 +102,11 @@ pub struct PlanArgs {
 /// Nobody answers, a node fails, the model fits nowhere, or what keeps the plan from being written.
 pub async fn run(args: PlanArgs, quiet: bool, stop: CancellationToken) -> anyhow::Result<Outcome> {
     let bus = args.client.connect_as(Role::Operator, "stagebus-plan").await?;
-    let work = Box::pin(make(&args, &bus, quiet, &stop));
-    let (report, applied) = tokio::select! {
-        made = work => made?,
-        () = stop.cancelled() => anyhow::bail!("stopped before there was a plan"),
-    };
+    let lent = Lent::default();
+    let work = Box::pin(make(&args, &bus, &lent, quiet, &stop));
+    let made = stop.run_until_cancelled(work).await;
+    lent.take_back().await;
+    let (report, applied) = made.context("stopped before there was a plan")??;
     if args.json {
         console::print_json(&report.with(applied.as_ref()))?;
     } else {
@@ -119,6 +121,7 @@ pub async fn run(args: PlanArgs, quiet: bool, stop: CancellationToken) -> anyhow
 async fn make(
     args: &PlanArgs,
     bus: &Bus,
+    lent: &Lent,
     quiet: bool,
     stop: &CancellationToken,
 ) -> anyhow::Result<(Report, Option<Applied>)> {
@@ -136,6 +139,7 @@ async fn make(
         floats: args.floats.map(|floats| floats.to_string()),
         many_rows: u32::try_from(MANY_ROWS)?,
     };
+    lent.store(&set, &nodes, &args.client, quiet).await?;
     let measured = ask::measure(bus, nodes, &probe, quiet).await?;
     let links = ask::links(bus, &measured, manifest.dims.hidden_dim).await?;
     let question = Question {

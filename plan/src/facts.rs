@@ -17,14 +17,35 @@ pub struct RowCost {
     pub one_ms: f64,
     /// For [`MANY_ROWS`] rows of as many sessions in one call.
     pub many_ms: f64,
+    /// For one row, when the processor has rested before: its caches and its clock have to come back.
+    pub rested_ms: f64,
 }
 
 impl RowCost {
-    /// For any number of rows, on the line through the two that were measured.
+    /// For any number of rows, on the line through the two that were measured. What a rest costs does
+    /// not depend on the rows.
     #[must_use]
-    pub fn at(self, rows: usize) -> f64 {
+    pub fn at(self, duty: Duty) -> f64 {
         let per_row = (self.many_ms - self.one_ms) / (MANY_ROWS - 1) as f64;
-        self.one_ms + per_row * rows.saturating_sub(1) as f64
+        let first = if duty.rests { self.rested_ms } else { self.one_ms };
+        first + per_row * duty.rows.saturating_sub(1) as f64
+    }
+}
+
+/// What a stage has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Duty {
+    /// Rows of a pass, each of a session of its own.
+    pub rows: usize,
+    /// Whether it waits for other stages between its passes.
+    pub rests: bool,
+}
+
+impl Duty {
+    /// For the token of a session that is alone on so many stages.
+    #[must_use]
+    pub fn alone(n_stages: usize) -> Self {
+        Self { rows: 1, rests: n_stages > 1 }
     }
 }
 
@@ -50,13 +71,13 @@ pub struct DeviceCosts {
 impl DeviceCosts {
     /// The time of a pass of a stage, in milliseconds.
     #[must_use]
-    pub fn pass_ms(&self, layers: &Range<usize>, n_layers: usize, rows: usize) -> f64 {
-        let mut ms = self.call.at(rows) + self.layer.at(rows) * layers.len() as f64;
+    pub fn pass_ms(&self, layers: &Range<usize>, n_layers: usize, duty: Duty) -> f64 {
+        let mut ms = self.call.at(duty) + self.layer.at(duty) * layers.len() as f64;
         if layers.start == 0 {
-            ms += self.embedding.at(rows);
+            ms += self.embedding.at(duty);
         }
         if layers.end == n_layers {
-            ms += self.head.at(rows);
+            ms += self.head.at(duty);
         }
         ms
     }
@@ -164,9 +185,10 @@ mod tests {
 
     #[test]
     fn rows_cost_what_the_line_says() {
-        let cost = RowCost { one_ms: 2.0, many_ms: 9.0 };
-        let at = [0, 1, 2, 8, 15].map(|rows| cost.at(rows));
-        assert_eq!(at.to_vec(), [2.0, 2.0, 3.0, 9.0, 16.0]);
+        let cost = RowCost { one_ms: 2.0, many_ms: 9.0, rested_ms: 2.5 };
+        let at = |rests| [0, 1, 2, 8, 15].map(|rows| cost.at(Duty { rows, rests })).to_vec();
+        assert_eq!(at(false), [2.0, 2.0, 3.0, 9.0, 16.0]);
+        assert_eq!(at(true), [2.5, 2.5, 3.5, 9.5, 16.5]);
     }
 
     #[test]
@@ -174,7 +196,7 @@ mod tests {
         let model = ModelFacts { layer_bytes: vec![10, 20, 30], embedding_bytes: 5, head_bytes: 7 };
         let bytes = [0..1, 1..2, 2..3, 0..3].map(|layers| model.stage_bytes(&layers));
         assert_eq!(bytes, [15, 20, 37, 72]);
-        let cost = |ms| RowCost { one_ms: ms, many_ms: ms };
+        let cost = |ms| RowCost { one_ms: ms, many_ms: ms, rested_ms: 2.0 * ms };
         let device = DeviceCosts {
             device: "CPU".to_owned(),
             call: cost(0.5),
@@ -184,7 +206,11 @@ mod tests {
             kv_token_bytes: 1.0,
             memory_factor: 1.0,
         };
-        let ms = [0..1, 1..2, 1..3, 0..3].map(|layers| device.pass_ms(&layers, 3, 1));
-        assert_eq!(ms.to_vec(), [1.75, 1.5, 6.5, 7.75]);
+        let ms = |n_stages| {
+            let duty = Duty::alone(n_stages);
+            [0..1, 1..2, 1..3, 0..3].map(|layers| device.pass_ms(&layers, 3, duty)).to_vec()
+        };
+        assert_eq!(ms(1), [1.75, 1.5, 6.5, 7.75]);
+        assert_eq!(ms(2), [3.5, 3.0, 13.0, 15.5], "each waits for the other one");
     }
 }

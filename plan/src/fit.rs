@@ -9,7 +9,8 @@
 //! last     1 layer + head          call + layer + head
 //! ```
 //! They run in turn, pass by pass, as in the pipeline. What is timed is then as cold as it will be:
-//! the weights of a small block alone would stay in the processor's caches.
+//! the weights of a small block alone would stay in the processor's caches. A stage that waits for
+//! others between its passes is slower still, so one row is timed after a rest, too.
 
 use std::ops::Range;
 
@@ -139,9 +140,13 @@ pub fn fit(stages: &[StageTimes], n_layers: usize) -> Result<Fitted, FitError> {
     })
 }
 
-/// The same for one row and for many.
+/// The same for one row, for many, and for one after a rest.
 fn each(of: impl Fn(&dyn Fn(RowCost) -> f64) -> f64) -> RowCost {
-    RowCost { one_ms: of(&|cost| cost.one_ms), many_ms: of(&|cost| cost.many_ms) }
+    RowCost {
+        one_ms: of(&|cost| cost.one_ms),
+        many_ms: of(&|cost| cost.many_ms),
+        rested_ms: of(&|cost| cost.rested_ms),
+    }
 }
 
 #[cfg(test)]
@@ -170,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_missing_stage_is_named() {
-        let pass = RowCost { one_ms: 1.0, many_ms: 2.0 };
+        let pass = RowCost { one_ms: 1.0, many_ms: 2.0, rested_ms: 1.5 };
         let stages = [0..1, 1..2].map(|layers| StageTimes { layers, pass });
         assert_eq!(fit(&stages, 3), Err(FitError::Missing { missing: "last" }));
         assert_eq!(fit(&stages[..1], 3), Err(FitError::Missing { missing: "single" }));
@@ -198,7 +203,7 @@ mod tests {
                 let mut ms = call + layer * layers.len() as f64;
                 ms += if layers.start == 0 { embedding } else { 0.0 };
                 ms += if layers.end == n_layers { head } else { 0.0 };
-                RowCost { one_ms: ms, many_ms: 3.0 * ms }
+                RowCost { one_ms: ms, many_ms: 3.0 * ms, rested_ms: 1.5 * ms }
             };
             let mut stages: Vec<StageTimes> = ranges(&split)
                 .into_iter()
@@ -212,6 +217,7 @@ mod tests {
             for (found, expected) in found.into_iter().zip(costs) {
                 prop_assert!((found.one_ms - expected).abs() < 1e-9, "{fitted:?}");
                 prop_assert!((found.many_ms - 3.0 * expected).abs() < 1e-8, "{fitted:?}");
+                prop_assert!((found.rested_ms - 1.5 * expected).abs() < 1e-8, "{fitted:?}");
             }
         }
     }

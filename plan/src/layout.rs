@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{DeviceCosts, Question};
+use crate::facts::{DeviceCosts, Duty, Question};
 
 /// A stage on a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -67,18 +67,19 @@ impl Layout {
             node: spot.0,
             device: spot.1,
             layers: spot.2.clone(),
-            pass_ms: device(spot).pass_ms(&spot.2, n_layers, 1),
+            pass_ms: device(spot).pass_ms(&spot.2, n_layers, Duty::alone(spots.len())),
             memory_bytes: question.memory_bytes(device(spot), &spot.2),
             kv_bytes: question.kv_bytes(device(spot), &spot.2),
         };
         let nodes: Vec<usize> = spots.iter().map(|spot| spot.0).collect();
-        let (n_batches, rows) = batches(question.wish.sessions, spots.len());
-        let passes = |rows: usize| {
-            spots.iter().map(move |spot: &Spot| device(spot).pass_ms(&spot.2, n_layers, rows))
+        let (n_batches, duty) = batches(question.wish.sessions, spots.len());
+        let passes = |duty: Duty| {
+            spots.iter().map(move |spot: &Spot| device(spot).pass_ms(&spot.2, n_layers, duty))
         };
-        let parts = TokenParts { passes_ms: passes(1).sum(), ..between(question, &nodes) };
-        let around = passes(rows).sum::<f64>() + parts.links_ms + parts.handoffs_ms;
-        let slowest = passes(rows).fold(0.0, f64::max);
+        let alone = passes(Duty::alone(spots.len()));
+        let parts = TokenParts { passes_ms: alone.sum(), ..between(question, &nodes) };
+        let around = passes(duty).sum::<f64>() + parts.links_ms + parts.handoffs_ms;
+        let slowest = passes(duty).fold(0.0, f64::max);
         let round = around.max(slowest * n_batches as f64);
         Self {
             stages: spots.iter().map(placed).collect(),
@@ -95,10 +96,11 @@ impl Layout {
     }
 }
 
-/// How many batches so many sessions make on so many stages, and rows of each.
-pub(crate) fn batches(sessions: usize, n_stages: usize) -> (usize, usize) {
+/// How many batches so many sessions make on so many stages, and what each stage has to do for one.
+pub(crate) fn batches(sessions: usize, n_stages: usize) -> (usize, Duty) {
     let n_batches = sessions.min(n_stages).max(1);
-    (n_batches, sessions.div_ceil(n_batches).max(1))
+    let rows = sessions.div_ceil(n_batches).max(1);
+    (n_batches, Duty { rows, rests: n_batches < n_stages })
 }
 
 /// What a step needs between the passes of stages on these nodes.
@@ -123,11 +125,11 @@ pub(crate) fn device_for(
     question: &Question,
     node: usize,
     layers: &Range<usize>,
-    rows: usize,
+    duty: Duty,
 ) -> Option<(usize, f64)> {
     let facts = &question.nodes[node];
     let fits = |device: &&DeviceCosts| question.memory_bytes(device, layers) <= facts.memory_bytes;
-    let pass = |device: &DeviceCosts| device.pass_ms(layers, question.model.n_layers(), rows);
+    let pass = |device: &DeviceCosts| device.pass_ms(layers, question.model.n_layers(), duty);
     let devices = facts.devices.iter().enumerate();
     devices
         .filter(|(_, device)| fits(device))
@@ -147,12 +149,13 @@ mod tests {
         question.links.hidden_ms[0][1] = 7.0;
         question.links.token_ms[1][0] = 5.0;
         let layout = Layout::of(&question, &[(0, 0, 0..4), (1, 0, 4..10)]);
-        // Calls of 0.5, layers of 1, head of 2; handoffs of 0.1 twice on the first node.
-        assert!((layout.parts.passes_ms - (0.5 + 4.0 + 0.5 + 6.0 + 2.0)).abs() < 1e-9);
+        // Calls of 0.5 and 0.1 after a rest, layers of 1, head of 2; handoffs of 0.1 twice on the
+        // first node.
+        assert!((layout.parts.passes_ms - (0.6 + 4.0 + 0.6 + 6.0 + 2.0)).abs() < 1e-9);
         assert!((layout.parts.links_ms - 12.0).abs() < 1e-9);
         assert!((layout.parts.handoffs_ms - 0.45).abs() < 1e-9, "{layout:?}");
-        assert!((layout.token_ms - 25.45).abs() < 1e-9);
-        assert!((layout.tok_s - 1e3 / 25.45).abs() < 1e-9);
+        assert!((layout.token_ms - 25.65).abs() < 1e-9);
+        assert!((layout.tok_s - 1e3 / 25.65).abs() < 1e-9);
         assert_eq!(layout.split(), [4, 6]);
     }
 
@@ -162,11 +165,14 @@ mod tests {
         question.wish.sessions = 16;
         let layout = Layout::of(&question, &[(0, 0, 0..4), (1, 0, 4..10)]);
         // Two batches of eight rows; the second stage takes twice 8.5 ms for a round of both.
-        let slowest = question.nodes[1].devices[0].pass_ms(&(4..10), 10, 8);
+        let busy = |rows| Duty { rows, rests: false };
+        let slowest = question.nodes[1].devices[0].pass_ms(&(4..10), 10, busy(8));
         assert!((layout.tok_s - 16.0 * 1e3 / (2.0 * slowest)).abs() < 1e-6, "{layout:?}");
-        assert_eq!(batches(16, 2), (2, 8));
-        assert_eq!(batches(1, 3), (1, 1));
-        assert_eq!(batches(3, 2), (2, 2));
+        assert_eq!(batches(16, 2), (2, busy(8)));
+        assert_eq!(batches(3, 2), (2, busy(2)));
+        assert_eq!(batches(1, 1), (1, busy(1)));
+        assert_eq!(batches(1, 3), (1, Duty::alone(3)), "stages wait for each other");
+        assert_eq!(batches(2, 3), (2, Duty::alone(3)));
     }
 
     #[test]
@@ -179,10 +185,10 @@ mod tests {
             ..question.nodes[0].devices[0].clone()
         };
         question.nodes[0].devices.push(quick);
-        assert_eq!(device_for(&question, 0, &(0..4), 1).map(|found| found.0), Some(0));
+        assert_eq!(device_for(&question, 0, &(0..4), Duty::alone(1)).map(|found| found.0), Some(0));
         question.nodes[0].devices[1].memory_factor = 1.0;
-        assert_eq!(device_for(&question, 0, &(0..4), 1).map(|found| found.0), Some(1));
+        assert_eq!(device_for(&question, 0, &(0..4), Duty::alone(1)).map(|found| found.0), Some(1));
         question.nodes[0].memory_bytes = 0;
-        assert_eq!(device_for(&question, 0, &(0..4), 1), None);
+        assert_eq!(device_for(&question, 0, &(0..4), Duty::alone(1)), None);
     }
 }

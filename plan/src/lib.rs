@@ -8,7 +8,7 @@
 //! # The time of a token
 //! One session goes through the stages one after the other, so its token takes the sum of
 //! - every stage's pass: call + layers, with the embedding table in the first and the head in the
-//!   last stage,
+//!   last stage; of several stages each has rested before, while the others ran,
 //! - every message from one machine to the next, and from the last one back to the coordinator,
 //!   which is on the machine of the first stage and hosts that stage, so that this hop is none,
 //! - what each process needs to pass the step to its inference thread and back; the coordinator's
@@ -35,7 +35,7 @@ mod testing;
 
 pub use choose::{Plan, Reason, plan};
 pub use error::PlanError;
-pub use facts::{DeviceCosts, LinkTimes, ModelFacts, NodeFacts, Question, RowCost, Wish};
+pub use facts::{DeviceCosts, Duty, LinkTimes, ModelFacts, NodeFacts, Question, RowCost, Wish};
 pub use fit::{FitError, Fitted, ProbeStage, StageTimes, fit, probe_split};
 pub use layout::{Layout, Placed, TokenParts};
 

@@ -45,9 +45,9 @@ struct Found {
 impl<'a> Search<'a> {
     /// Prepares the search for layouts with `n_stages` stages.
     pub(crate) fn new(question: &'a Question, n_stages: usize) -> Self {
-        let (n_batches, rows) = batches(question.wish.sessions, n_stages);
+        let (n_batches, duty) = batches(question.wish.sessions, n_stages);
         let n_layers = question.model.n_layers();
-        let pass = |node: usize, layers: Range<usize>| device_for(question, node, &layers, rows);
+        let pass = |node: usize, layers: Range<usize>| device_for(question, node, &layers, duty);
         let from = |node: usize, start: usize| {
             (start + 1..=n_layers).map(|end| pass(node, start..end)).collect::<Vec<_>>()
         };
@@ -291,7 +291,7 @@ mod tests {
 
     /// The least round of all layouts, by trying each.
     fn least_round(question: &Question, n_stages: usize) -> Option<f64> {
-        let (_, rows) = batches(question.wish.sessions, n_stages);
+        let (_, duty) = batches(question.wish.sessions, n_stages);
         let mut least: Option<f64> = None;
         for order in all_orders(question.nodes.len(), n_stages) {
             for split in all_splits(question.model.n_layers(), n_stages) {
@@ -302,7 +302,7 @@ mod tests {
                     .map(|(&node, layers)| {
                         let layers = end..end + layers;
                         end = layers.end;
-                        let (device, _) = device_for(question, node, &layers, rows)?;
+                        let (device, _) = device_for(question, node, &layers, duty)?;
                         Some((node, device, layers))
                     })
                     .collect();
@@ -316,7 +316,7 @@ mod tests {
 
     prop_compose! {
         fn device()(ms in [0.0_f64..1.0, 0.1..4.0, 0.0..8.0], growth in 1.0_f64..4.0) -> DeviceCosts {
-            let cost = |ms: f64| RowCost { one_ms: ms, many_ms: ms * growth };
+            let cost = |ms: f64| RowCost { one_ms: ms, many_ms: ms * growth, rested_ms: ms * 1.25 };
             DeviceCosts {
                 call: cost(ms[0]),
                 layer: cost(ms[1]),

@@ -5,13 +5,13 @@ use crate::facts::{DeviceCosts, LinkTimes, ModelFacts, NodeFacts, Question, RowC
 /// Bytes of a layer of the model.
 pub(crate) const LAYER_BYTES: u64 = 1 << 30;
 
-/// Equal nodes with room for everything, links of 1 ms, a call of 0.5 ms, layers of 1 ms, a head of
-/// 2 ms; many rows take twice as long as one.
+/// Equal nodes with room for everything, links of 1 ms, a call of 0.5 ms and 0.1 ms after a rest,
+/// layers of 1 ms, a head of 2 ms; many rows take twice as long as one.
 pub(crate) fn question(n_nodes: usize, n_layers: usize) -> Question {
-    let cost = |ms: f64| RowCost { one_ms: ms, many_ms: 2.0 * ms };
+    let cost = |ms: f64| RowCost { one_ms: ms, many_ms: 2.0 * ms, rested_ms: ms };
     let device = DeviceCosts {
         device: "CPU".to_owned(),
-        call: cost(0.5),
+        call: RowCost { rested_ms: 0.6, ..cost(0.5) },
         layer: cost(1.0),
         embedding: cost(0.0),
         head: cost(2.0),

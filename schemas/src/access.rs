@@ -99,8 +99,8 @@ impl Permissions {
         let mut permissions = Self::default();
         // Names of streams, to find the models that are stored.
         permissions.publish.push("$JS.API.STREAM.NAMES".to_owned());
-        for bucket in stored.iter().flat_map(|model| [Bucket::of(model), Bucket::of_drafts(model)])
-        {
+        let buckets = [Bucket::of, Bucket::of_drafts, Bucket::of_probe];
+        for bucket in stored.iter().flat_map(|model| buckets.map(|of| of(model))) {
             permissions.publish.extend(read_requests(&bucket));
             permissions.publish.push(bucket.all());
             let verbs = ["CREATE", "PURGE", "DELETE"].map(|verb| stream_request(verb, &bucket));
@@ -168,7 +168,11 @@ impl Permissions {
             nodes::ASK_ANY.to_owned(),
         ];
         Self {
-            publish: own.into_iter().chain(read_requests(&Bucket::of(model))).collect(),
+            publish: own
+                .into_iter()
+                .chain(read_requests(&Bucket::of(model)))
+                .chain(read_requests(&Bucket::of_probe(model)))
+                .collect(),
             // The pattern of workers' announcements covers those of coordinators.
             publish_denied: vec![subjects.coordinator_all()],
             subscribe: vec![
@@ -291,7 +295,7 @@ mod tests {
         let (worker, coordinator) = (WorkerId::random(stage), CoordinatorId::random());
         let unheard = UnheardEvent { client: 1, event: 2 };
         let (subjects, bucket) = (Subjects::new(model), Bucket::of(model));
-        let drafts = Bucket::of_drafts(model);
+        let (drafts, measured) = (Bucket::of_drafts(model), Bucket::of_probe(model));
         vec![
             ("prompt", subjects.prompt()),
             ("cancel", subjects.cancel(&RequestId::random())),
@@ -311,13 +315,17 @@ mod tests {
             ("look", stream_request("INFO", &bucket)),
             ("pull", format!("$JS.API.DIRECT.GET.{}", bucket.stream())),
             ("pull draft", format!("$JS.API.DIRECT.GET.{}", drafts.stream())),
+            ("pull probe", format!("$JS.API.DIRECT.GET.{}", measured.stream())),
             ("make", stream_request("CREATE", &bucket)),
+            ("make", stream_request("CREATE", &measured)),
             ("make", stream_request("CREATE", &drafts)),
             ("remove", stream_request("PURGE", &bucket)),
             ("remove", stream_request("DELETE", &bucket)),
+            ("remove", stream_request("DELETE", &measured)),
             ("push", bucket.parts("x")),
             ("push", bucket.info("x")),
             ("push", drafts.parts("x")),
+            ("push", measured.parts("x")),
             ("update", stream_request("UPDATE", &bucket)),
             ("export", format!("$JS.API.CONSUMER.CREATE.{}.x", bucket.stream())),
         ]
@@ -359,7 +367,7 @@ mod tests {
             ),
             (
                 Permissions::worker(&mine),
-                vec!["step", "bulk", "head", "probe", "fleet worker", "look", "pull"],
+                vec!["step", "bulk", "head", "probe", "fleet worker", "look", "pull", "pull probe"],
                 vec!["step", "bulk", "control", "probe", "fleet worker", "fleet coordinator"],
             ),
             (
@@ -368,7 +376,17 @@ mod tests {
                     std::slice::from_ref(&mine),
                     std::slice::from_ref(&mine),
                 ),
-                vec!["control", "probe", "look", "pull", "pull draft", "make", "remove", "push"],
+                vec![
+                    "control",
+                    "probe",
+                    "look",
+                    "pull",
+                    "pull draft",
+                    "pull probe",
+                    "make",
+                    "remove",
+                    "push",
+                ],
                 vec!["fleet worker", "fleet coordinator"],
             ),
         ];

@@ -4,6 +4,7 @@
 //! ```text
 //! STAGEBUS_MODEL_<model>                          bucket; its stream is OBJ_<bucket>
 //! STAGEBUS_DRAFT_<model>                          the same for the model's draft models
+//! STAGEBUS_PROBE_<model>                          the same for a cut that a planner lets nodes measure
 //! $O.<bucket>.C.<content>                         parts of a file, one after the other
 //! $O.<bucket>.M.<name of the object, base64url>   what the file is: an ObjectInfo as JSON
 //! ```
@@ -22,6 +23,9 @@ const BUCKET: &str = "STAGEBUS_MODEL_";
 
 /// What the names of the buckets of their draft models begin with.
 const DRAFT_BUCKET: &str = "STAGEBUS_DRAFT_";
+
+/// What the names of the buckets of the cuts that nodes measure begin with.
+const PROBE_BUCKET: &str = "STAGEBUS_PROBE_";
 
 /// What the name of a bucket's stream begins with.
 const STREAM: &str = "OBJ_";
@@ -55,6 +59,12 @@ impl Bucket {
     #[must_use]
     pub fn of_drafts(model: &ModelName) -> Self {
         Self { name: format!("{DRAFT_BUCKET}{model}") }
+    }
+
+    /// The bucket that holds a cut of a model for nodes to measure, as long as a plan is made.
+    #[must_use]
+    pub fn of_probe(model: &ModelName) -> Self {
+        Self { name: format!("{PROBE_BUCKET}{model}") }
     }
 
     /// The model whose shard sets a stream holds; nothing if it is no model's bucket.
@@ -216,9 +226,16 @@ mod tests {
         assert_eq!(Bucket::model_of_stream(&bucket.stream()), Some(model.clone()));
         let drafts = Bucket::of_drafts(&model).stream();
         assert_eq!(drafts, "OBJ_STAGEBUS_DRAFT_m-1");
-        for other in
-            [drafts.as_str(), "STAGEBUS_MODEL_m-1", "OBJ_m-1", "OBJ_STAGEBUS_MODEL_", "KV_x"]
-        {
+        let probe = Bucket::of_probe(&model).stream();
+        assert_eq!(probe, "OBJ_STAGEBUS_PROBE_m-1");
+        for other in [
+            drafts.as_str(),
+            &probe,
+            "STAGEBUS_MODEL_m-1",
+            "OBJ_m-1",
+            "OBJ_STAGEBUS_MODEL_",
+            "KV_x",
+        ] {
             assert_eq!(Bucket::model_of_stream(other), None, "{other}");
         }
         let content = content_name(HASH, HASH);

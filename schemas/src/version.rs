@@ -11,8 +11,9 @@ impl MessageVersion {
     /// The version that this build writes and accepts: open, close, keep, drain, stats and
     /// progress with sampling, a constraint and priority, forward steps that stages may hold, large
     /// ones in parts, head rows with log-probabilities, announcements with the progress of
-    /// inference, also of workers that start.
-    pub const CURRENT: Self = Self(8);
+    /// inference, also of workers that start, nodes without a model file
+    /// and passes after a rest.
+    pub const CURRENT: Self = Self(9);
 
     /// Returns the number as it stands on the wire.
     #[must_use]

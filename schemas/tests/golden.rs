@@ -10,7 +10,7 @@ use stagebus_schemas::error::ErrorClass;
 use stagebus_schemas::version::MessageVersion;
 
 /// Version that the fixtures belong to.
-const VERSION: u16 = 8;
+const VERSION: u16 = 9;
 
 /// Name and bytes of each sample: one line `name hex` per message.
 const FIXTURES: &str = include_str!("fixtures/golden.txt");

@@ -1,7 +1,6 @@
 //! The task that answers questions.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
@@ -22,6 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::measure::{self, Order};
+use super::probe::Origin;
 
 /// Longest wait for one echo: several times the way around the world and back.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -69,8 +69,8 @@ enum Work {
 pub(super) struct Agent {
     id: NodeId,
     machine: Machine,
-    /// The model, and the folder in which its probe is kept.
-    model: (PathBuf, PathBuf),
+    /// Where models are had from.
+    origin: Origin,
     settings: WorkerSettings,
     work: Work,
 }
@@ -79,10 +79,10 @@ impl Agent {
     pub(super) fn new(
         id: NodeId,
         machine: Machine,
-        model: (PathBuf, PathBuf),
+        origin: Origin,
         settings: WorkerSettings,
     ) -> Self {
-        Self { id, machine, model, settings, work: Work::None }
+        Self { id, machine, origin, settings, work: Work::None }
     }
 
     /// Answers until `stop` is cancelled; calls `on_ready` when it can be asked.
@@ -162,6 +162,7 @@ impl Agent {
             engine: self.settings.engine.kind().to_string(),
             profile: self.settings.profile.profile().to_string(),
             threads: self.settings.threads.into(),
+            has_model: matches!(self.origin, Origin::Here { .. }),
         }
     }
 
@@ -181,11 +182,9 @@ impl Agent {
         };
         let (tell, progress) = watch::channel(ProbeProgress::default());
         let (send, found) = oneshot::channel();
-        let (model, cache) = self.model.clone();
         let order = Order {
             probe,
-            model,
-            cache,
+            origin: self.origin.clone(),
             devices: self.machine.devices.clone(),
             settings: self.settings.clone(),
             free_bytes: self.machine.free_bytes(),
@@ -324,8 +323,8 @@ mod tests {
             devices: Vec::new(),
             limit_bytes: None,
         };
-        let model = (PathBuf::new(), PathBuf::new());
-        let mut agent = Agent::new(NodeId::random(), machine, model, WorkerSettings::default());
+        let origin = Origin::Here { model: "m.gguf".into(), cache: "cache".into() };
+        let mut agent = Agent::new(NodeId::random(), machine, origin, WorkerSettings::default());
         let NodeAnswer::Failed(error) = agent.measured() else { panic!("there is nothing") };
         assert_eq!(error.class, ErrorClass::InvalidRequest);
         let (send, found) = oneshot::channel();

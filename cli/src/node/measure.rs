@@ -1,44 +1,42 @@
-//! Measures a model on the devices of this machine: shards the probe, loads as many of its stages as
+//! Measures a model on the devices of this machine: finds the probe, loads as many of its stages as
 //! there is room for, and runs them in turn.
 
-use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use stagebus_engine::{EngineOptions, StageRequest, open_backend};
 use stagebus_plan::ProbeStage;
 use stagebus_schemas::messages::node::{DeviceMeasurement, Probe, ProbeProgress, StageMeasurement};
 use stagebus_settings::find_openvino;
-use stagebus_shards::{FloatCoding, ShardSet};
+use stagebus_shards::ShardSet;
 use stagebus_worker::{EngineChoice, WorkerSettings};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::passes::{Chain, MAX_POSITION, Stage};
-use crate::source::{self, Cut, SourceArgs};
+use super::passes::{Chain, MAX_POSITION, REST, Stage};
+use super::probe::{Origin, ProbeSet};
 
 /// Memory that a loaded stage may need for a moment over the size of its files, in percent: weights
 /// are laid out anew for the processor.
 const LOAD_PERCENT: u64 = 150;
 
-/// Steps of a device beside loading its stages: one row, many rows.
-const RUNS: u32 = 2;
+/// Steps of a device beside loading its stages: one row, one row with rests, many rows.
+const RUNS: u32 = 3;
 
 /// What to measure.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) probe: Probe,
-    /// The model.
-    pub(super) model: PathBuf,
-    /// Where the probe is kept.
-    pub(super) cache: PathBuf,
+    /// Where the probe is had from.
+    pub(super) origin: Origin,
     /// Devices in OpenVINO's words.
     pub(super) devices: Vec<String>,
     /// How a worker would run a stage.
     pub(super) settings: WorkerSettings,
     /// Memory that may be taken.
     pub(super) free_bytes: u64,
-    /// Where sharding runs.
+    /// Where sharding and pulling run.
     pub(super) runtime: Handle,
     /// Ends the work early.
     pub(super) stop: CancellationToken,
@@ -58,23 +56,30 @@ impl Steps<'_> {
     }
 }
 
+impl Order {
+    /// Where what takes long runs, and what ends it early.
+    fn means(&self) -> (&Handle, &CancellationToken) {
+        (&self.runtime, &self.stop)
+    }
+}
+
 /// Measures every device. Blocks for seconds to minutes.
 ///
 /// # Errors
-/// The model cannot be cut, or is not the one of the plan.
+/// As [`ProbeSet::find`].
 pub(super) fn measure(
     order: &Order,
     tell: &watch::Sender<ProbeProgress>,
 ) -> anyhow::Result<Vec<DeviceMeasurement>> {
-    let shards = probe_set(order)?;
-    let n_steps = (shards.manifest.n_stages() as u64 + u64::from(RUNS))
+    let probe = ProbeSet::find(&order.origin, &order.probe, order.means())?;
+    let n_steps = (probe.shards.manifest.n_stages() as u64 + u64::from(RUNS))
         .saturating_mul(order.devices.len() as u64);
     let total = u32::try_from(n_steps).unwrap_or(u32::MAX);
     tell.send_replace(ProbeProgress { done: 0, total });
     let steps = Steps { tell, stop: &order.stop };
     let mut all = Vec::new();
     for device in &order.devices {
-        let measured = on_device(order, &shards, device, &steps);
+        let measured = on_device(order, &probe, device, &steps);
         anyhow::ensure!(!order.stop.is_cancelled(), "stopped");
         all.push(measured.unwrap_or_else(|error| {
             tracing::warn!(device, error = format!("{error:#}"), "the device is left out");
@@ -100,47 +105,29 @@ fn empty(device: &str) -> DeviceMeasurement {
     }
 }
 
-/// The model, cut as the plan wants it: from the cache, or cut now.
-fn probe_set(order: &Order) -> anyhow::Result<ShardSet> {
-    let Probe { model, fingerprint, split, weights, floats, .. } = &order.probe;
-    let split: Vec<usize> =
-        split.iter().map(|&layers| usize::try_from(layers)).collect::<Result<_, _>>()?;
-    let floats = floats.as_deref().map(str::parse::<FloatCoding>).transpose()?;
-    let cut = Cut { n_stages: split.len(), split: Some(split), weights: weights.parse()?, floats };
-    let source = SourceArgs { shards: None, cache: Some(order.cache.clone()) };
-    let set = source::shard_set(&source, Some(&order.model), &cut, true, &order.stop);
-    let set = order.runtime.block_on(set)?;
-    anyhow::ensure!(
-        set.manifest.fingerprint == *fingerprint,
-        "{} is another model than {model} of the plan: cut in the same way, its shards have \
-         fingerprint {}, those of the plan {fingerprint}",
-        order.model.display(),
-        set.manifest.fingerprint
-    );
-    Ok(set)
-}
-
 fn on_device(
     order: &Order,
-    shards: &ShardSet,
+    probe: &ProbeSet,
     device: &str,
     steps: &Steps<'_>,
 ) -> anyhow::Result<DeviceMeasurement> {
     let many = usize::try_from(order.probe.many_rows)?;
     let before = resident_bytes();
-    let mut chain = load(order, shards, (device, many), steps)?;
+    let mut chain = load(order, probe, (device, many), steps)?;
     chain.fill_first()?;
-    let one = chain.run(1, &order.stop)?;
+    let one = chain.run(1, Duration::ZERO, &order.stop)?;
+    steps.one()?;
+    let rested = chain.run(1, REST, &order.stop)?;
     steps.one()?;
     let (kv_bytes, kv_tokens) = chain.kv_use();
     chain.fill_others(many)?;
-    let all = chain.run(many, &order.stop)?;
+    let all = chain.run(many, Duration::ZERO, &order.stop)?;
     steps.one()?;
     let taken = resident_bytes().saturating_sub(before);
-    let stages = chain.stage_indices().zip(one.into_iter().zip(all));
+    let stages = chain.stage_indices().zip(one).zip(rested.into_iter().zip(all));
     let stages = stages
-        .map(|(stage, (one_ns, many_ns))| {
-            Ok(StageMeasurement { stage: u32::try_from(stage)?, one_ns, many_ns })
+        .map(|((stage, one_ns), (rested_ns, many_ns))| {
+            Ok(StageMeasurement { stage: u32::try_from(stage)?, one_ns, many_ns, rested_ns })
         })
         .collect::<anyhow::Result<_>>()?;
     Ok(DeviceMeasurement { stages, resident_bytes: taken, kv_bytes, kv_tokens, ..empty(device) })
@@ -149,10 +136,11 @@ fn on_device(
 /// Loads the stages: first those that every difference needs, then blocks while there is room.
 fn load(
     order: &Order,
-    shards: &ShardSet,
+    probe: &ProbeSet,
     (device, many): (&str, usize),
     steps: &Steps<'_>,
 ) -> anyhow::Result<Chain> {
+    let shards = &probe.shards;
     let manifest = &shards.manifest;
     let n_layers = manifest.dims.n_layers;
     let kind = |stage: usize| {
@@ -181,6 +169,7 @@ fn load(
         let entry = shards.stage(index)?;
         needed += entry.bin.bytes.saturating_mul(LOAD_PERCENT) / 100;
         if needed <= order.free_bytes {
+            probe.bring(index, order.means())?;
             let library = library.as_ref().map(stagebus_settings::OpenVinoLibrary::path);
             let request = StageRequest { shards, stage: index, library };
             let backend = open_backend(order.settings.engine.kind(), &request, &options)

@@ -2,7 +2,7 @@
 //!
 //! The stages run as in a pipeline: pass by pass through all of them, so that a stage comes back to
 //! its weights when all others have been read since. Their input is made up; a row costs the same
-//! whatever it holds.
+//! whatever it holds. A stage of a pipeline also waits for the others: that is timed with rests.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -28,8 +28,14 @@ const MAX_PASSES: usize = 96;
 /// Time after which no more passes are made than the fewest.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The length that no session of the probe passes, in tokens: the first one takes part in both runs.
-pub(super) const MAX_POSITION: usize = PROMPT + 2 * (WARM_UP + MAX_PASSES);
+/// Rest before each stage's pass when rests are timed: some tens of milliseconds cost no more.
+pub(super) const REST: Duration = Duration::from_millis(10);
+
+/// Runs that the first session takes part in: one row, one row with rests, many rows.
+const RUNS: usize = 3;
+
+/// The length that no session of the probe passes, in tokens.
+pub(super) const MAX_POSITION: usize = PROMPT + RUNS * (WARM_UP + MAX_PASSES);
 
 /// A loaded stage.
 pub(super) struct Stage {
@@ -120,15 +126,16 @@ impl Chain {
         Ok(())
     }
 
-    /// Runs passes of one row of each of the first `n_rows` sessions, and returns the median time of
-    /// every stage in nanoseconds.
+    /// Runs passes of one row of each of the first `n_rows` sessions, every stage after a `rest`, and
+    /// returns the median time of every stage in nanoseconds.
     pub(super) fn run(
         &mut self,
         n_rows: usize,
+        rest: Duration,
         stop: &CancellationToken,
     ) -> anyhow::Result<Vec<u64>> {
         for _ in 0..WARM_UP {
-            self.pass(n_rows)?;
+            self.pass(n_rows, rest)?;
         }
         let mut times: Vec<Vec<Duration>> = vec![Vec::new(); self.stages.len()];
         let began = Instant::now();
@@ -137,7 +144,7 @@ impl Chain {
             if n_passes >= MIN_PASSES && began.elapsed() > PATIENCE {
                 break;
             }
-            for (times, time) in times.iter_mut().zip(self.pass(n_rows)?) {
+            for (times, time) in times.iter_mut().zip(self.pass(n_rows, rest)?) {
                 times.push(time);
             }
         }
@@ -152,7 +159,7 @@ impl Chain {
     }
 
     /// One row of each session through all stages.
-    fn pass(&mut self, n_rows: usize) -> anyhow::Result<Vec<Duration>> {
+    fn pass(&mut self, n_rows: usize, rest: Duration) -> anyhow::Result<Vec<Duration>> {
         let token = |session: usize| self.prompt[(self.lens[session] + session) % PROMPT];
         let tokens: Vec<u32> = (0..n_rows).map(token).collect();
         let mut times = Vec::with_capacity(self.stages.len());
@@ -172,6 +179,7 @@ impl Chain {
                     wanted: &[0],
                 })
                 .collect();
+            wait(rest);
             let began = Instant::now();
             run(stage.backend.as_mut(), &steps)?;
             times.push(began.elapsed());
@@ -186,6 +194,17 @@ impl Chain {
             let used = stage.backend.kv_use();
             (bytes + used.bytes, tokens + used.tokens * stage.layers.len() as u64)
         })
+    }
+}
+
+/// Lets the processor rest.
+fn wait(rest: Duration) {
+    if !rest.is_zero() {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "on the thread that measures, no task waits"
+        )]
+        std::thread::sleep(rest);
     }
 }
 
@@ -227,11 +246,19 @@ mod tests {
         let slow = Duration::from_millis(1);
         let (mut chain, stop) = (chain(slow), CancellationToken::new());
         chain.fill_first().expect("a session");
-        let one = chain.run(1, &stop).expect("passes");
+        let one = chain.run(1, Duration::ZERO, &stop).expect("passes");
+        let rested = chain.run(1, REST, &stop).expect("passes");
+        let n_passes = chain.lens[0] - PROMPT;
+        assert!(u128::from(rested[1]) >= slow.as_nanos(), "{rested:?}");
+        assert!(
+            u128::from(rested[0]) < REST.as_nanos(),
+            "a rest is not part of a pass: {rested:?}"
+        );
+        assert!(n_passes > 2 * WARM_UP && n_passes <= 2 * (WARM_UP + MAX_PASSES), "{n_passes}");
         assert_eq!(chain.stage_indices().collect::<Vec<_>>(), [0, 1, 2]);
         assert!(u128::from(one[1]) >= slow.as_nanos(), "{one:?}");
         chain.fill_others(3).expect("sessions");
-        let many = chain.run(3, &stop).expect("passes");
+        let many = chain.run(3, Duration::ZERO, &stop).expect("passes");
         assert!(u128::from(many[1]) >= 3 * slow.as_nanos(), "{many:?}");
         assert_eq!(many.len(), 3);
         assert!(chain.lens.iter().all(|&len| len <= MAX_POSITION), "{:?}", chain.lens);
@@ -250,6 +277,6 @@ mod tests {
         let (mut chain, stop) = (chain(Duration::ZERO), CancellationToken::new());
         chain.fill_first().expect("a session");
         stop.cancel();
-        chain.run(1, &stop).expect_err("stopped");
+        chain.run(1, REST, &stop).expect_err("stopped");
     }
 }

@@ -268,6 +268,7 @@ mod tests {
             engine: String::new(),
             profile: String::new(),
             threads: 0,
+            has_model: true,
         };
         let mut found: Vec<Found> = Vec::new();
         for (given, expected) in [

@@ -86,7 +86,11 @@ fn costs(
             n_stages: manifest.n_stages(),
         })?;
         bytes += entry.bin.bytes;
-        let pass = RowCost { one_ms: ms(stage.one_ns), many_ms: ms(stage.many_ns) };
+        let pass = RowCost {
+            one_ms: ms(stage.one_ns),
+            many_ms: ms(stage.many_ns),
+            rested_ms: ms(stage.rested_ns),
+        };
         times.push(StageTimes { layers: layers_of(entry), pass });
     }
     let fitted = fit(&times, manifest.dims.n_layers)
@@ -165,6 +169,7 @@ pub(super) mod tests {
             stage,
             one_ns: ms * 1_000_000,
             many_ns: ms * 3_000_000,
+            rested_ns: ms * 2_000_000,
         };
         let device = DeviceMeasurement {
             device: "CPU".to_owned(),
@@ -193,6 +198,7 @@ pub(super) mod tests {
                 engine: "paged".to_owned(),
                 profile: "fast".to_owned(),
                 threads: 1,
+                has_model: true,
             },
             found: NodeMeasurement { handoff_ns: 50_000, devices: vec![device, failed] },
         }
@@ -213,6 +219,7 @@ pub(super) mod tests {
         assert!(near(device.call.one_ms, 1.0) && near(device.layer.one_ms, 2.0), "{device:?}");
         assert!(near(device.embedding.one_ms, 0.0) && near(device.head.one_ms, 5.0));
         assert!(near(device.layer.many_ms, 6.0) && near(device.kv_token_bytes, 2.0));
+        assert!(near(device.layer.rested_ms, 4.0) && near(device.head.rested_ms, 10.0));
         assert!(near(device.memory_factor, 1.2) && near(facts[0].handoff_ms, 0.05));
         let mut strange = node("a", "h", 1000);
         strange.found.devices[0].stages[0].stage = 9;

@@ -194,8 +194,16 @@ impl Report {
     }
 
     fn nodes_table(&self) -> String {
-        let header =
-            ["node", "device", "room MiB", "layer ms", "head ms", "call ms", "8 rows: layer ms"];
+        let header = [
+            "node",
+            "device",
+            "room MiB",
+            "layer ms",
+            "head ms",
+            "call ms",
+            "rested: layer ms",
+            "8 rows: layer ms",
+        ];
         let mut rows = Vec::new();
         for node in &self.question.nodes {
             for device in &node.devices {
@@ -206,6 +214,7 @@ impl Report {
                     format!("{:.3}", device.layer.one_ms),
                     format!("{:.3}", device.head.one_ms),
                     format!("{:.3}", device.call.one_ms),
+                    format!("{:.3}", device.layer.rested_ms),
                     format!("{:.3}", device.layer.many_ms),
                 ]);
             }

@@ -150,6 +150,8 @@ pub struct NodeDescription {
     pub profile: String,
     /// Inference threads; 0 leaves the choice to the device.
     pub threads: u32,
+    /// Whether it has a model file to cut; one that has none pulls the probe from the broker.
+    pub has_model: bool,
 }
 
 /// How far measuring is.
@@ -202,6 +204,8 @@ pub struct StageMeasurement {
     pub one_ns: u64,
     /// Median time of a pass of many rows, in nanoseconds.
     pub many_ns: u64,
+    /// Median time of a pass of one row after a rest, in nanoseconds.
+    pub rested_ns: u64,
 }
 
 impl Message for NodeQuestion {

@@ -349,10 +349,8 @@ fn node_question() -> impl Strategy<Value = NodeQuestion> {
 }
 
 fn node_reply() -> impl Strategy<Value = NodeReply> {
-    let stage = any::<(u32, u64, u64)>().prop_map(|(stage, one_ns, many_ns)| StageMeasurement {
-        stage,
-        one_ns,
-        many_ns,
+    let stage = any::<(u32, [u64; 3])>().prop_map(|(stage, [one_ns, many_ns, rested_ns])| {
+        StageMeasurement { stage, one_ns, many_ns, rested_ns }
     });
     let device = (".{0,60}", vec(stage, 0..5), any::<[u64; 3]>(), option::of(".{0,60}")).prop_map(
         |(device, stages, numbers, failure)| DeviceMeasurement {

@@ -129,13 +129,19 @@ fn description() -> NodeDescription {
         engine: "auto".into(),
         profile: "fast".into(),
         threads: 4,
+        has_model: true,
     }
 }
 
 fn measurement() -> NodeMeasurement {
     let measured = DeviceMeasurement {
         device: "CPU".into(),
-        stages: vec![StageMeasurement { stage: 2, one_ns: 250_000, many_ns: 600_000 }],
+        stages: vec![StageMeasurement {
+            stage: 2,
+            one_ns: 250_000,
+            many_ns: 600_000,
+            rested_ns: 300_000,
+        }],
         resident_bytes: 5_000_000_000,
         kv_bytes: 4_000_000,
         kv_tokens: 30_000,

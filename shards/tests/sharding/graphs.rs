@@ -102,7 +102,7 @@ fn check_constant(constant: Node<'_, '_>, bin_bytes: u64) {
     assert_eq!(size * 8, n * bits);
 }
 
-pub(crate) fn pairs(items: &[(&str, &str)]) -> HashSet<(String, String)> {
+fn pairs(items: &[(&str, &str)]) -> HashSet<(String, String)> {
     items.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
 }
 

@@ -7,7 +7,7 @@ use roxmltree::{Document, Node};
 use stagebus_shards::{Manifest, Progress, ShardError, ShardRequest, ShardSet, model_dims, shard};
 use tempfile::TempDir;
 
-use crate::graphs::{attribute, check_graph, check_stages, children, data, pairs};
+use crate::graphs::{attribute, check_graph, check_stages, children, data};
 
 /// A copy of a tiny model that optimum-intel exported, see `tools/ir`.
 pub(crate) struct Exported {

@@ -36,12 +36,23 @@ async fn end(children: Vec<Child>) -> Result<()> {
     Ok(())
 }
 
-async fn node(broker: &PlainBroker, name: &str, cache: &Path) -> Result<Child> {
+/// What a node has of the model.
+enum Has<'a> {
+    /// Its file, whose probe is kept in a folder.
+    File(&'a Path),
+    /// Nothing; what it pulls is kept in a folder.
+    Nothing(&'a Path),
+}
+
+async fn node(broker: &PlainBroker, name: &str, has: Has<'_>) -> Result<Child> {
     let call = Call::new(["node", "--devices", "CPU", "--name", name, "--broker", broker.url()])
-        .args(&["--set", "worker.profile=exact", "--set", "worker.threads=1", "--model"])
-        .arg(setup::model()?)
-        .arg("--cache")
-        .arg(cache);
+        .args(&["--set", "worker.profile=exact", "--set", "worker.threads=1"]);
+    let call = match has {
+        Has::File(cache) => call.arg("--model").arg(setup::model()?).arg("--cache").arg(cache),
+        Has::Nothing(pulled) => {
+            call.arg("--set").arg(format!("store.cache_dir={}", pulled.display()))
+        }
+    };
     let (child, ready) = start(call).await?;
     ensure!(ready["name"] == name && ready["devices"][0] == "CPU", "{ready}");
     Ok(child)
@@ -50,15 +61,19 @@ async fn node(broker: &PlainBroker, name: &str, cache: &Path) -> Result<Child> {
 #[tokio::test]
 async fn what_is_planned_runs_as_it_is_written() -> Result<()> {
     let _turn = turn::take().await;
-    let broker = PlainBroker::start().await?;
+    let broker = PlainBroker::start_with(&setup::root().join("nats.conf")).await?;
     let folder = tempfile::tempdir()?;
+    let pulled = folder.path().join("pulled");
     let (cache, planned) = (folder.path().join("cache"), folder.path().join("planned"));
     let plan = Call::new(["--quiet", "plan", "--broker", broker.url(), "--cache"])
         .arg(&cache)
         .arg(setup::model()?);
     plan.clone().run().await?.failure(&["no node answered", "stagebus node"])?;
 
-    let nodes = vec![node(&broker, "a", &cache).await?, node(&broker, "b", &cache).await?];
+    let nodes = vec![
+        node(&broker, "a", Has::File(&cache)).await?,
+        node(&broker, "b", Has::Nothing(&pulled)).await?,
+    ];
     plan.clone()
         .args(&["--nodes", "3"])
         .run()
@@ -73,6 +88,10 @@ async fn what_is_planned_runs_as_it_is_written() -> Result<()> {
         .json()?;
     end(nodes).await?;
     check(&report)?;
+    let stages = std::fs::read_dir(&pulled)?.count();
+    ensure!(stages > 0, "nothing was pulled");
+    let stored = Call::new(["models", "--json", "--broker", broker.url()]).run().await?;
+    ensure!(stored.success()?.json()? == Value::Array(Vec::new()), "the probe was left");
 
     let commands = report["applied"]["commands"].as_array().context("commands")?;
     let mut fleet = Vec::new();
@@ -102,6 +121,20 @@ async fn what_is_planned_runs_as_it_is_written() -> Result<()> {
     // The coordinator first, as it hosts a stage and has sessions on the other.
     fleet.reverse();
     end(fleet).await
+}
+
+#[tokio::test]
+async fn a_node_without_the_model_needs_a_broker_that_stores() -> Result<()> {
+    let _turn = turn::take().await;
+    let broker = PlainBroker::start().await?;
+    let folder = tempfile::tempdir()?;
+    let nodes = vec![node(&broker, "empty", Has::Nothing(folder.path())).await?];
+    let plan = Call::new(["plan", "--broker", broker.url(), "--cache"])
+        .arg(folder.path().join("cache"))
+        .arg(setup::model()?);
+    let refused = ["on empty: the probe is lent", "the probe is not stored", "no JetStream"];
+    plan.run().await?.failure(&refused)?;
+    end(nodes).await
 }
 
 /// The plan covers the model, and what it predicts follows from what was measured.
