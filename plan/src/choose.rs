@@ -217,7 +217,7 @@ mod tests {
     fn a_quicker_node_is_worth_a_hop_only_if_it_is_quick_enough() {
         let mut mixed = question(2, 10);
         let layer = &mut mixed.nodes[0].devices[0].layer;
-        layer.one_ms = 10.0;
+        (layer.one_ms, layer.rested_ms) = (10.0, 10.0);
         let plan = plan(&mixed).expect("it fits");
         assert_eq!(plan.layout().stages.len(), 1);
         assert_eq!(plan.layout().stages[0].node, 1, "the quick one alone");

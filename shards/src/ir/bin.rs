@@ -23,9 +23,9 @@ const ALIGN: u64 = 64;
 /// Bytes gathered before they are hashed and written.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Full buffers that may wait: the codes of a matrix are encoded much quicker than they are written,
-/// what comes with them much slower.
-const WAITING: usize = 160;
+/// Full buffers that may wait: the codes of a matrix are encoded quicker than they are written, and
+/// before the next ones its scales are looked at.
+const WAITING: usize = 24;
 
 /// Constants up to this size are stored once per content (axes, shapes, scalars).
 const SHARED_BYTES: usize = 64;
@@ -162,14 +162,19 @@ impl BinWriter {
         Span { offset, bytes: self.written - offset }
     }
 
+    /// Writes a whole constant.
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> io::Result<Span> {
+        let offset = self.start()?;
+        self.write(bytes)?;
+        Ok(self.finish(offset))
+    }
+
     /// Stores a whole constant; small ones are stored once per content.
     pub(crate) fn store(&mut self, bytes: &[u8]) -> io::Result<Span> {
         if let Some(span) = self.shared.get(bytes) {
             return Ok(*span);
         }
-        let offset = self.start()?;
-        self.write(bytes)?;
-        let span = self.finish(offset);
+        let span = self.put(bytes)?;
         if bytes.len() <= SHARED_BYTES {
             self.shared.insert(bytes.to_vec(), span);
         }

@@ -101,32 +101,47 @@ fn store_grouped(graph: &mut Graph, rows: &Rows<'_>, grouped: Grouped) -> io::Re
     let n_groups = n_cols / group_len as u64;
     let by_group = [n_rows, n_groups, 1];
 
-    let codes =
-        each_row(graph, rows, |coder, row, out| coder.codes(row, coding, code, out), format)?;
+    let mut coder = RowCoder::new(format, rows.n_cols());
+    let (mut encoded, mut behind) = (Vec::new(), Behind::default());
+    let offset = graph.bin.start()?;
+    read_rows(rows, |row| {
+        encoded.clear();
+        coder.codes(row, coding, code, &mut encoded);
+        coder.scales(row, coding, scale, &mut behind.scales);
+        match coding {
+            Coding::ZeroPoint => coder.zeros(row, code, &mut behind.zeros),
+            Coding::Centred { shift } => coder.corrections(row, shift, &mut behind.corrections),
+            Coding::Same | Coding::Recoded => {}
+        }
+        graph.bin.write(&encoded)
+    })?;
+    let codes = graph.bin.finish(offset);
     let codes = graph.constant_at(code, &[n_rows, n_groups, group_len as u64], codes);
     let mut zeros = None;
     if coding == Coding::ZeroPoint {
-        let span = each_row(graph, rows, |coder, row, out| coder.zeros(row, code, out), format)?;
+        let span = graph.bin.put(&behind.zeros)?;
         zeros = Some(graph.constant_at(code, &by_group, span));
     }
-    let scales =
-        each_row(graph, rows, |coder, row, out| coder.scales(row, coding, scale, out), format)?;
+    let scales = graph.bin.put(&behind.scales)?;
     let scales = graph.constant_at(scale, &by_group, scales);
     let weights = decoded(graph, Packed { codes, zeros, scales }, (n_rows, n_cols))?;
     let correction = match coding {
-        Coding::Centred { shift } => {
-            let values = each_row(
-                graph,
-                rows,
-                |coder, row, out| coder.corrections(row, shift, out),
-                format,
-            )?;
+        Coding::Centred { .. } => {
+            let values = graph.bin.put(&behind.corrections)?;
             let values = graph.constant_at(ElementType::F32, &[n_rows, n_groups], values);
             Some(Correction { values, group_len })
         }
         Coding::Same | Coding::ZeroPoint | Coding::Recoded => None,
     };
     Ok(Stored { weights, correction })
+}
+
+/// What is written behind the codes of a matrix, a fraction of their size.
+#[derive(Debug, Default)]
+struct Behind {
+    zeros: Vec<u8>,
+    scales: Vec<u8>,
+    corrections: Vec<u8>,
 }
 
 /// The constants of a matrix in groups of columns: codes `[n_rows, n_groups, group_len]`, zero points
@@ -178,24 +193,6 @@ fn without_rounding(rows: &Rows<'_>, grouped: Grouped) -> Grouped {
     }
     let code = if grouped.code == ElementType::I4 { ElementType::U4 } else { grouped.code };
     Grouped { coding: Coding::Centred { shift: 0 }, code, ..grouped }
-}
-
-/// Writes one constant: what `encode` makes of every row.
-fn each_row(
-    graph: &mut Graph,
-    rows: &Rows<'_>,
-    mut encode: impl FnMut(&mut RowCoder, &[u8], &mut Vec<u8>),
-    format: BlockFormat,
-) -> io::Result<crate::ir::bin::Span> {
-    let mut coder = RowCoder::new(format, rows.n_cols());
-    let mut encoded = Vec::new();
-    let offset = graph.bin.start()?;
-    read_rows(rows, |row| {
-        encoded.clear();
-        encode(&mut coder, row, &mut encoded);
-        graph.bin.write(&encoded)
-    })?;
-    Ok(graph.bin.finish(offset))
 }
 
 /// Encodes rows of one format; keeps its buffers from row to row.
