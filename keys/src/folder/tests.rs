@@ -49,7 +49,11 @@ fn a_new_fleet_has_a_key_for_every_role_and_says_nothing_secret() {
     assert!(!configuration("client").contains("model"));
     // An operator for all models stores those that the fleet has keys for, and no others.
     assert!(users.contains("\"$JS.API.STREAM.CREATE.OBJ_STAGEBUS_MODEL_m-1\""), "{users}");
-    assert_eq!(users.matches("$JS.API.STREAM.DELETE.").count(), 2, "{users}");
+    for kind in ["MODEL", "DRAFT", "PROBE"] {
+        let delete = format!("\"$JS.API.STREAM.DELETE.OBJ_STAGEBUS_{kind}_m-1\"");
+        assert!(users.contains(&delete), "{delete} is missing in {users}");
+    }
+    assert_eq!(users.matches("$JS.API.STREAM.DELETE.").count(), 3, "{users}");
 }
 
 #[cfg(unix)]
