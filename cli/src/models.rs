@@ -23,9 +23,9 @@ const EXAMPLES: &str = "Examples:
   stagebus models remove smollm2
 
 Shows the shard sets that `stagebus push` has stored, draft models with the model that they are for;
-the last complete one is the one that is pulled. A probe is what `stagebus plan` lends to nodes. Without --fingerprint `remove` takes away everything
-of the model. Processes that have pulled what they need do not notice. A broker with permissions takes
-it from an operator's key.";
+the last complete one is the one that is pulled. A probe is what `stagebus plan` lends to nodes.
+Without --fingerprint `remove` takes away everything of the model. Processes that have pulled what
+they need do not notice. A broker with permissions takes it from an operator's key.";
 
 /// Arguments of `stagebus models`.
 #[derive(Debug, Clone, clap::Args)]

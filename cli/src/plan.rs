@@ -17,6 +17,7 @@ use anyhow::Context as _;
 use stagebus_bus::{Bus, Role};
 use stagebus_plan::{MANY_ROWS, Question, Wish, probe_split};
 use stagebus_schemas::messages::node::Probe;
+use stagebus_shards::manifest::ModelDims;
 use stagebus_shards::{FloatCoding, ShardRequest, ShardSet, WeightMode};
 use tokio_util::sync::CancellationToken;
 
@@ -178,9 +179,8 @@ async fn probe_set(
     stop: &CancellationToken,
 ) -> anyhow::Result<ShardSet> {
     let model = args.model.clone();
-    let dims = tokio::task::spawn_blocking(move || stagebus_shards::model_dims(&model));
-    let dims = dims.await.context("the model cannot be looked at")?;
-    let dims = dims.with_context(|| format!("cannot read {}", args.model.display()))?;
+    let dims = tokio::task::spawn_blocking(move || sizes(&model));
+    let dims = dims.await.context("the model cannot be looked at")??;
     let split = probe_split(dims.n_layers)?;
     let cut = Cut {
         n_stages: split.len(),
@@ -190,6 +190,11 @@ async fn probe_set(
     };
     let source = SourceArgs { shards: None, cache: args.cache.clone() };
     source::shard_set(&source, Some(&args.model), &cut, quiet, stop).await
+}
+
+/// Sizes of the model, from its file.
+fn sizes(model: &Path) -> anyhow::Result<ModelDims> {
+    stagebus_shards::model_dims(model).with_context(|| format!("cannot read {}", model.display()))
 }
 
 /// Cuts the model as planned and writes the configurations.
@@ -213,4 +218,19 @@ async fn apply(
     crate::shard::shard_with_progress(request, quiet, stop).await?;
     let broker = args.client.broker_settings()?;
     Ok(apply::write(&dir, report, &broker)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_model_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let model = folder.path().join("m.gguf");
+        std::fs::write(&model, "no model").expect("a file");
+        let error = sizes(&model).expect_err("no model");
+        assert!(format!("{error:#}").contains("m.gguf"), "{error:#}");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
 }
